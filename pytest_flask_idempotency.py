@@ -1,4 +1,4 @@
-"""The pytest plugin of Flask-Idempotency: the fixtures of ``flask_idempotency.testing``.
+"""The pytest plugin of Flask-Idempotency: a fixture for what ``flask_idempotency.testing`` offers.
 
 A module of its own beside the package, because pytest imports it at every start: whatever is below
 ``flask_idempotency`` imports Flask with it.
@@ -6,37 +6,20 @@ A module of its own beside the package, because pytest imports it at every start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from flask import Flask
 
-    from flask_idempotency.testing import Clock
-
 
 @pytest.fixture
-def idempotency_clock() -> Clock:
-    """The clock of the records in memory: ``idempotency_clock.advance(seconds)``."""
-    from flask_idempotency.testing import Clock
+def idempotency_age() -> Callable[[Flask, float | timedelta], None]:
+    """Let the records of an application become older: ``idempotency_age(app, 24 * 3600)``."""
+    from flask_idempotency.testing import age
 
-    return Clock()
-
-
-@pytest.fixture
-def idempotency_memory(idempotency_clock: Clock) -> Iterator[Callable[..., None]]:
-    """Call it with an application: until the test ends its records are in memory, by the clock.
-
-    ``redis`` is a client for the lock, as in ``memory_store``.
-    """
-    from flask_idempotency.testing import memory_store
-
-    with ExitStack() as stack:
-
-        def use(app: Flask, *, redis: Any = None) -> None:
-            stack.enter_context(memory_store(app, idempotency_clock, redis=redis))
-
-        yield use
+    return age

@@ -12,7 +12,6 @@ from sqlalchemy import DateTime, MetaData
 
 import servers
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.table import define_table
 
 from .app import make_client
@@ -63,7 +62,7 @@ class Database:
     def purge(self) -> int:
         """Purge as the command does; returns how many records it deleted."""
         with self._app.app_context():
-            return sum(admin_of(self._app.extensions["idempotency"].records, None).purge(BATCH))
+            return sum(self._app.extensions["idempotency"].records.admin().purge(BATCH))
 
     def close(self) -> None:
         """Close the connections."""

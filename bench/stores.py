@@ -12,7 +12,7 @@ from .paths import new_keys, replaying, sending
 from .processors import serving
 from .times import in_turns
 
-NAMES = ("hybrid", "postgres", "postgres, atomic=False", "memory", "redis", "sql on SQLite")
+NAMES = ("hybrid", "postgres", "postgres, atomic=False", "redis", "sql on SQLite")
 
 
 def compare(rounds: int) -> str:

@@ -31,14 +31,13 @@ from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.session.sources import Sessions, sessions_of
-from flask_idempotency.stores import engine_transaction
 from flask_idempotency.stores.admin import purge_of
-from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
+from flask_idempotency.stores.sqlite import transaction
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
@@ -406,13 +405,9 @@ def _max_waiters(settings: Settings, engine: Engine) -> int:
 
 
 def _records(
-    store: Any, engine: Engine, table: Table, client: Callable[[], Any], prefix: str
+    store: str, engine: Engine, table: Table, client: Callable[[], Any], prefix: str
 ) -> Records:
-    """The store that the settings name or contain."""
-    if not isinstance(store, str):
-        return _checked_records(_made(store, engine) if callable(store) else store)
-    if store == "memory":
-        return MemoryRecords(engine)
+    """The store that the settings name."""
     if store == "redis":
         return RedisRecords(client, prefix)
     kind = SqliteRecords if engine.dialect.name == "sqlite" else PostgresRecords
@@ -426,32 +421,6 @@ def _background_purge(app: Flask, records: Records, settings: Settings) -> Backg
     return None if purge is None else BackgroundPurge(app, purge, settings.purge_interval)
 
 
-def _made(store: Callable[[Engine], Any], engine: Engine) -> Any:
-    try:
-        return store(engine)
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # from inside: it does take an engine
-        raise ConfigurationError(
-            f"IDEMPOTENCY_STORE is {shown(store)}, which cannot be called with the engine of the bind"
-            f" alone: {error}"
-        ) from None
-
-
-def _checked_records(records: Any) -> Records:
-    """A store of the application's own. Raises ``ConfigurationError`` if it is none."""
-    verbs = ("look", "claim", "take_over", "wait")
-    missing = [verb for verb in verbs if not callable(getattr(records, verb, None))]
-    if not isinstance(getattr(records, "atomic", None), bool):
-        missing.append("atomic (True, or False if the store has leases only)")
-    if missing:
-        raise ConfigurationError(
-            f"IDEMPOTENCY_STORE is a store {type(records).__name__!r} without {', '.join(missing)}: see"
-            " flask_idempotency.core.ports.Records"
-        )
-    return cast("Records", records)
-
-
 def _leave_to_parent() -> None:
     """In a forked child, leave what the parent has begun, and its sockets, to the parent.
 
@@ -461,7 +430,7 @@ def _leave_to_parent() -> None:
     """
     here.fork()
     inherited.let_go()
-    engine_transaction.let_go()
+    transaction.let_go()
     session_class.leave_to_parent([state.sessions for state in states()])
     forget_parents()
     for state in states():

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
+from typing import Any
+
 import pytest
+from sqlalchemy import NullPool
 
 BOTH = pytest.mark.parametrize("store", ["hybrid", "postgres"], indirect=True)
 """For a test in which the lock in Redis can matter: somebody meets an attempt that runs, or died."""
+
+
+def on_sqlite(owner: Any) -> dict[str, Any]:
+    """The configuration of an application with a SQLite file, which is there as long as ``owner``."""
+    folder = tempfile.mkdtemp()
+    weakref.finalize(owner, shutil.rmtree, folder)
+    return {
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{folder}/shop.db",
+        "SQLALCHEMY_ENGINE_OPTIONS": {"poolclass": NullPool},  # nobody closes them
+        "IDEMPOTENCY_STORE": "sql",
+    }

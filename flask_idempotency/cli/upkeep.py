@@ -10,7 +10,7 @@ import click
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.operate import purge as purging
 from flask_idempotency.operate.check import examine
-from flask_idempotency.operate.find import admin, require
+from flask_idempotency.operate.find import admin
 from flask_idempotency.operate.words import duration, explain, records
 from flask_idempotency.stores.admin import Admin
 
@@ -75,7 +75,6 @@ def purge(batch: int, rate: int | None, every: float | None, older_than: int | N
 
 
 def _ask(store: Admin, seconds: int) -> None:
-    require(store, "count_older")
     if old := store.count_older(seconds):
         what = f"{records(old)} that ended more than {duration(seconds)} ago"
         write(f"To delete, besides what has expired: {what}. Retries of these requests will run again.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ from flask_idempotency.operate.find import (
     operations,
 )
 from flask_idempotency.operate.words import duration, explain, printable
-from flask_idempotency.stores.admin import Line, OutOfReach, Overview
+from flask_idempotency.stores.admin import Line, Overview
 from flask_idempotency.stores.counts import CountsUnavailable
 from flask_idempotency.web.setup.state import AppState
 
@@ -106,12 +105,10 @@ def overview() -> Response:
         hour = Hour(console().rates.last_hour())
     except CountsUnavailable as error:
         no_hour = error.detail
-    glance, store = None, admin(state)
-    interrupted, running = list[Line](), list[Line]()
-    with suppress(OutOfReach):
-        glance = store.overview()
-        interrupted = store.leased("interrupted", FEW) if glance.interrupted else []
-        running = store.leased("in_progress", FEW) if glance.running else []
+    store = admin(state)
+    glance = store.overview()
+    interrupted = store.leased("interrupted", FEW) if glance.interrupted else []
+    running = store.leased("in_progress", FEW) if glance.running else []
     return page(
         "overview.html",
         hour=hour,
@@ -120,7 +117,7 @@ def overview() -> Response:
         meanings=OUTCOMES,
         glance=glance,
         states=_by_operation(glance),
-        state_names=[name for name in _STATES if glance and glance.by_state.get(name)],
+        state_names=[name for name in _STATES if glance.by_state.get(name)],
         interrupted=interrupted,
         running=running,
         operations=operations(state),
@@ -128,9 +125,9 @@ def overview() -> Response:
     )
 
 
-def _by_operation(glance: Overview | None) -> dict[str, Counter[str]]:
+def _by_operation(glance: Overview) -> dict[str, Counter[str]]:
     rows: dict[str, Counter[str]] = {}
-    for tally in glance.tallies if glance else ():
+    for tally in glance.tallies:
         rows.setdefault(tally.operation, Counter())[tally.state] = tally.count
     return rows
 

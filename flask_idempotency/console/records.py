@@ -31,7 +31,7 @@ from flask_idempotency.operate.decide import (
     too_old,
 )
 from flask_idempotency.operate.erase import Erasable, erase
-from flask_idempotency.operate.find import admin, find, require
+from flask_idempotency.operate.find import admin, find
 from flask_idempotency.operate.show import Found, derived, key_of, shown_steps
 from flask_idempotency.operate.words import is_legible
 from flask_idempotency.stores.admin import Line
@@ -70,7 +70,6 @@ def record(digits: str) -> Response:
 def body(digits: str) -> Response:
     """The same with the body of its response and the results of its steps, which the record notes."""
     found, store = _found(digits), admin(console().state)
-    require(store, "note")
     entry, line = noted(SHOWN, "", access.who()), found.line
     if not store.note(_key(found), entry):
         raise IdempotencyError("This record is in use just now: nothing was shown.")
@@ -178,7 +177,6 @@ def act(digits: str, action: str) -> Response:
         return _form(action, found, form)
     if action not in NOTED:
         return _forget(state, found)
-    require(admin(state), "settle")
     entry = noted(NOTED[action], form.why.strip(), access.who())
     anew = action == "release" and bool(form.not_done)
     settle(state, found.line, entry, response, origin=ORIGIN, anew=anew)

@@ -145,6 +145,9 @@ class Records(Protocol):
         An expired record starts afresh, as attempt 1 and without steps.
         """
 
+    def admin(self) -> Any:
+        """Return the operator's side, a :class:`flask_idempotency.stores.admin.Admin`."""
+
     def wait(self, key: bytes, seconds: float) -> None:
         """Return when the transaction that holds the record has ended, or after ``seconds``.
 

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from flask import Flask
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lock, NoLock, Records
 from flask_idempotency.operate.find import overview_of
@@ -197,7 +197,7 @@ class RecordsCollector:
     the store at most every ten seconds, and waits for it three seconds at most. A scrape does not fail
     with the database: then it has no series of records but ``idempotency_records_up``, which is 0.
 
-    Raises ``ConfigurationError`` before ``init_app``, and for a store without ``Admin.overview``.
+    Raises ``ConfigurationError`` before ``init_app``.
     """
 
     def __init__(
@@ -209,13 +209,7 @@ class RecordsCollector:
     ) -> None:
         self._app, self._clock = app, clock
         state = one_state(app, "RecordsCollector", "give it bind_key=...", bind_key)
-        try:
-            self._overview = overview_of(state)
-        except (IdempotencyError, AttributeError) as error:
-            raise ConfigurationError(
-                "the store of this application cannot tell what its records are like, so it has no"
-                " RecordsCollector: leave it out"
-            ) from error
+        self._overview = overview_of(state)
         self._turn, self._until = threading.Lock(), -math.inf
         self._asked: Future[list[Metric]] | None = None
         self._known, self._is_up = [_up(False)], True
@@ -234,7 +228,7 @@ class RecordsCollector:
         if found := self._begin():
             try:
                 self._known, self._is_up = [_up(True), *found.result(PATIENCE_SECONDS)], True
-            except Exception as error:  # a store of the application's own may raise anything
+            except Exception as error:  # whatever it is, a scrape goes on
                 if self._is_up:
                     log.warning("metrics: the records cannot be counted: %s", type(error).__name__)
                 self._known, self._is_up = [_up(False)], False

@@ -85,8 +85,8 @@ def _examine_waiters(state: AppState) -> Iterator[Finding]:
 
 def _examine_keys(state: AppState, store: Admin) -> Iterator[Finding]:
     """Fail if this process lacks the key of a stored response: retries would get 500."""
-    try:  # a store of one's own may lack the verb
-        for key in store.outermost() if hasattr(store, "outermost") else ():
+    try:
+        for key in store.outermost():
             if (record := state.records.look(key)) is not None:
                 check_sealer(state, record)
                 if record.response is not None:

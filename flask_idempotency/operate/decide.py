@@ -32,7 +32,7 @@ from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
-from .find import admin, find, require
+from .find import admin, find
 from .words import duration, one_line, printable
 
 LONGEST_WHY = 500
@@ -52,7 +52,6 @@ def undecided(state: AppState, digits: str, attempt: int | None = None) -> Line:
     :raises IdempotencyError: if it is neither interrupted nor failed, or in another attempt.
     """
     store = admin(state)
-    require(store, "settle")
     line = find(store, digits)
     key = line.key[:SHOWN]
     if attempt not in (None, line.attempt):

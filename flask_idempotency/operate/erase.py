@@ -11,7 +11,7 @@ from flask_idempotency.stores.admin import Erasure, Line
 from flask_idempotency.web.setup.state import AppState
 
 from .decide import noted, tell
-from .find import Sought, admin, require, scope_tails
+from .find import Sought, admin, scope_tails
 
 BATCH = 1000
 """How many records are erased in one transaction: a few milliseconds, for which nothing waits."""
@@ -42,7 +42,6 @@ class Erasable:
 def erasable(state: AppState, sought: Sought) -> Erasable:
     """Find what there is to erase of a key, of a scope, or of one operation of it."""
     store = admin(state)
-    require(store, "belonging")
     if sought.key is not None:
         lines = sought.by_key(state)
         batches = [([key], line.version) for key, line in lines.items() if not line.waits]
@@ -65,7 +64,6 @@ def erase(state: AppState, found: Erasable, by: str | None = None, *, origin: st
     :func:`tell`. The line names the only record of a batch, or else that row.
     """
     store = admin(state)
-    require(store, "erase", "note")  # a store that notes nothing loses the trail
     for keys, seen in found.batches:
         erasure = Erasure(found.operation or SEVERAL, noted("erased", "", by))
         erased = store.erase(keys, seen, erasure)

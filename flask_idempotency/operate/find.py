@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from flask_idempotency.core.errors import IdempotencyError, KeyMalformed, UnknownRecord
+from flask_idempotency.core.errors import KeyMalformed, UnknownRecord
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.core.records import State
-from flask_idempotency.stores.admin import Admin, Line, Overview, admin_of
+from flask_idempotency.stores.admin import Admin, Line, Overview
 from flask_idempotency.web.setup.options import NAMES, is_name
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
@@ -23,23 +23,15 @@ DIGITS = re.compile("[0-9a-f]{8}|[0-9a-f]{16}", re.ASCII | re.IGNORECASE)
 
 
 def admin(state: AppState) -> Admin:
-    """Return the operator's side of the application's store. Raises what :func:`admin_of` does."""
-    return admin_of(state.records, state.settings.store)
+    """Return the operator's side of the application's store."""
+    store: Admin = state.records.admin()
+    return store
 
 
 def overview_of(state: AppState) -> Callable[[], Overview]:
-    """Return what asks for an overview on connections of our own. Raises what :func:`admin_of` does."""
-    return admin_of(state.own_records, state.settings.store).overview
-
-
-def require(store: Admin, *verbs: str) -> None:
-    """Raise ``IdempotencyError`` if a store of the application's own lacks a verb."""
-    for verb in verbs:
-        if not hasattr(store, verb):
-            raise IdempotencyError(
-                f"the application's own store cannot do this: its admin() has no {verb}(), see"
-                " flask_idempotency.stores.admin.Admin"
-            )
+    """Return what asks for an overview on connections of our own."""
+    own: Admin = state.own_records.admin()
+    return own.overview
 
 
 def find(store: Admin, digits: str) -> Line:
@@ -81,7 +73,6 @@ class Sought:
         elif self.key is not None or self.namespace is not None or self.scope is None:
             return None
         else:
-            require(store, "of_scope")
             tails = scope_tails(self.scope)
             each = (store.of_scope(tail, self.operation, in_state, limit) for tail in tails)
             found = [line for lines in each for line in lines]

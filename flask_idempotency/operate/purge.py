@@ -20,9 +20,8 @@ def purge(
     Yields how many records are gone after each transaction.
     """
     deleted, began = 0, time.monotonic()
-    age = () if older_than is None else (older_than,)  # a store of one's own need not know it
     try:
-        for count in store.purge(batch, *age):
+        for count in store.purge(batch, older_than):
             deleted += count
             yield deleted
             due = began + deleted / rate if rate else 0.0

@@ -26,10 +26,9 @@ class Found:
 
     @classmethod
     def of(cls, store: Admin, line: Line) -> Found:
-        """Return what belongs to a record. A store of the application's own may have no audit."""
+        """Return what belongs to a record."""
         start = bytes.fromhex(line.key)
-        audit = store.audit(start) if hasattr(store, "audit") else []
-        return cls(line, store.steps(start), audit)
+        return cls(line, store.steps(start), store.audit(start))
 
     @property
     def advice(self) -> Advice | None:
@@ -65,9 +64,8 @@ def derived(key: bytes | None, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def key_of(state: AppState, found: Found) -> bytes | None:
-    """Return a record's whole key; None if it is gone, or a store of one's own cannot tell."""
-    store = admin(state)
-    return store.key(bytes.fromhex(found.line.key)) if hasattr(store, "key") else None
+    """Return a record's whole key; None if it is gone."""
+    return admin(state).key(bytes.fromhex(found.line.key))
 
 
 def row(line: Line) -> dict[str, Any]:

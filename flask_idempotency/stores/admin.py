@@ -1,6 +1,6 @@
 """What the commands of ``flask idempotency`` need of a store, whichever it is.
 
-Each store has an :class:`Admin`; a store of an application's own gives it with a method ``admin()``.
+Each store gives its :class:`Admin` with the method ``admin()``.
 Nothing here reads a response, and of a key's hash only as many digits as tell records apart. A stored
 time that Python cannot represent stays text.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from sqlalchemy import exc
 
@@ -46,10 +46,6 @@ REJECTS = (
 
 class NothingToDo(IdempotencyError):
     """A store does this by itself. That is no failure: the command says so and succeeds."""
-
-
-class OutOfReach(IdempotencyError):
-    """The records are in another process than the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +231,10 @@ def finding(
 class Admin(Protocol):
     """A store as an operator needs it, outside of any request.
 
-    A store of an application's own may lack some: then the commands that need them say so. It may have
-    ``purge_alone(batch)``, which the background purge calls in place of :meth:`purge`; None where there
-    is nothing to purge. ``start`` is the beginning of a key's hash, or all of it. Everything may raise
-    ``StoreUnavailable``, ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such
-    thing.
+    It may have ``purge_alone(batch)``, which the background purge calls in place of :meth:`purge`;
+    None where there is nothing to purge. ``start`` is the beginning of a key's hash, or all of it.
+    Everything may raise ``StoreUnavailable``, ``ConfigurationError``, and :class:`NothingToDo` where
+    the store needs no such thing.
     """
 
     remedy: str
@@ -337,23 +332,8 @@ class Admin(Protocol):
         ...
 
 
-def admin_of(records: Records, store: object) -> Admin:
-    """Return a store's operator's side; ``store`` is its setting.
-
-    Raises ``IdempotencyError`` for a store of the application's own without ``admin()``.
-    """
-    if not hasattr(records, "admin"):
-        raise IdempotencyError(
-            f"IDEMPOTENCY_STORE is {store!r}, which has no commands; a store of your own has them if it"
-            " has a method admin(), see flask_idempotency.stores.admin"
-        )
-    return cast("Admin", records.admin())
-
-
 def purge_of(records: Records) -> Callable[[int], Iterator[int]] | None:
     """Return what deletes expired records in batches in the background; None if nothing does."""
-    if not hasattr(records, "admin"):
-        return None
     store, alone = records.admin(), "purge_alone"
     purge: Callable[[int], Iterator[int]] | None
     purge = getattr(store, alone) if hasattr(store, alone) else store.purge

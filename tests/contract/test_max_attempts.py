@@ -10,16 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from flask_idempotency import ConfigurationError, OperationInterrupted, Retryable, current_operation
 from flask_idempotency.cli import cli
 from flask_idempotency.core.engine import Engine, InProgress
 from flask_idempotency.core.ports import NoLock, Plain
-from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.testing.claims import RESPONSE, a_claim, again
 from tests.contract import test_requests
-from tests.contract.test_requests import STORES, TRANSACTIONAL, Shop
+from tests.contract.test_requests import TRANSACTIONAL, Shop
 from tests.killed import Killed
 
 store, shop = test_requests.store, test_requests.shop
@@ -152,8 +150,9 @@ class LateStart:
         self.holds.append(self._begin())
 
 
-def test_an_attempt_that_begins_just_now_is_not_given_up(tmp_path):
-    records = MemoryRecords(sa.create_engine(f"sqlite:///{tmp_path}/shop.db"))
+@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
+def test_an_attempt_that_begins_just_now_is_not_given_up(shop):
+    records = shop.app.extensions["idempotency"].records
     claim = replace(a_claim(), max_attempts=2)
     records.claim(claim).abandon()
     second, seen = again(claim), records.look(claim.key)
@@ -163,10 +162,8 @@ def test_an_attempt_that_begins_just_now_is_not_given_up(tmp_path):
     assert records.look(claim.key).owner == second.owner
     clock.holds[0].complete(RESPONSE)
     assert engine.decide(again(claim)).response == RESPONSE
-    records.engine.dispose()
 
 
-@pytest.mark.parametrize("store", [each for each in STORES if each != "memory"], indirect=True)
 def test_an_operator_lets_it_run_so_often_again(shop, add, command):
     runs = add(RuntimeError if shop.atomic else Retryable, max_attempts=2)
     for rounds in 1, 2:
@@ -212,6 +209,6 @@ def test_a_worker_that_is_killed_in_each_attempt_dies_so_often(shop, store, redi
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", 10_001])
 def test_a_wrong_number_is_named(tmp_path, wrong):
-    shop = Shop("memory", f"sqlite:///{tmp_path}/shop.db", "")
+    shop = Shop("sql", f"sqlite:///{tmp_path}/shop.db", "")
     with pytest.raises(ConfigurationError, match="max_attempts is .*an integer from 1 to 10000"):
         shop.view(dict, max_attempts=wrong)

@@ -8,10 +8,9 @@ import sqlalchemy as sa
 from flask import Flask
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
-from flask_idempotency.stores.memory import MemoryRecords
 from tests.sessions import make_db, protect
 
-STORES = ["memory", "sql", "redis", "hybrid", "postgres"]
+STORES = ["sql", "redis", "hybrid", "postgres"]
 TRANSACTIONAL = [store for store in STORES if store != "redis"]
 CLIENTS = 16
 
@@ -169,7 +168,7 @@ def test_a_transaction_ended_past_us_is_no_success(shop):
     assert shop.count() == 0
 
 
-@pytest.mark.parametrize("store", ["memory", "sql"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_transaction_that_sqlite_itself_rolls_back_commits_nothing_more(shop):
     shop.app.config["PROPAGATE_EXCEPTIONS"] = False
     twice = "insert or rollback into payment (id, note) values (1, 'a'), (1, 'b')"
@@ -187,9 +186,8 @@ def test_a_transaction_that_sqlite_itself_rolls_back_commits_nothing_more(shop):
     assert shop.count() == 0
 
 
-@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
-def test_a_failed_transaction_is_no_success(store, postgres):
-    shop = Shop(store, postgres.database(f"failed_{store}"), "", PROPAGATE_EXCEPTIONS=False)
+def test_a_failed_transaction_is_no_success(postgres):
+    shop = Shop("postgres", postgres.database("failed"), "", PROPAGATE_EXCEPTIONS=False)
 
     def view():
         shop.pay()
@@ -205,9 +203,8 @@ def test_a_failed_transaction_is_no_success(store, postgres):
 
 
 @pytest.mark.parametrize("words", ["COMMIT", "select 1; -- x\nEND"])
-@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
-def test_postgres_is_not_told_to_end_the_transaction(store, words, postgres):
-    shop = Shop(store, postgres.database(f"ended_{store}"), "", PROPAGATE_EXCEPTIONS=True)
+def test_postgres_is_not_told_to_end_the_transaction(words, postgres):
+    shop = Shop("postgres", postgres.database("ended"), "", PROPAGATE_EXCEPTIONS=True)
 
     def view():
         shop.pay()
@@ -221,56 +218,6 @@ def test_postgres_is_not_told_to_end_the_transaction(store, words, postgres):
     with shop.app.app_context():
         assert shop.db.engine.pool.checkedout() == 0
         shop.db.engine.dispose()
-
-
-def test_a_database_in_memory_is_used_by_one_after_the_other():
-    """All share one connection there: who is second must not touch the first one's transaction."""
-    shop = Shop("memory", "sqlite:///:memory:", "")
-    inside, go_on = threading.Event(), threading.Event()
-
-    def view():
-        shop.pay()
-        if not inside.is_set():
-            inside.set()
-            assert go_on.wait(10)
-        shop.pay()
-        return {}, 201
-
-    shop.view(view)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(shop.post, "a")
-        assert inside.wait(10)
-        second = pool.submit(shop.post, "b")
-        go_on.set()
-        assert {first.result().status_code, second.result().status_code} == {201}
-    assert shop.count() == 4
-
-
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_a_commit_that_takes_long_delays_no_other_key(shop):
-    committing, go_on = threading.Event(), threading.Event()
-    shop.view(lambda: (shop.pay(), ({}, 201))[1])
-    assert shop.post("done").status_code == 201
-    with shop.app.app_context():
-        engine = shop.db.engine
-
-    @sa.event.listens_for(engine, "commit")
-    def take_long(_connection):
-        committing.set()
-        assert go_on.wait(10)
-
-    with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(shop.post, "slow")
-        try:
-            assert committing.wait(10)
-            replay = pool.submit(shop.post, "done").result(5)
-            assert replay.headers["Idempotent-Replayed"] == "true"
-            assert shop.post("slow").status_code == 409
-        finally:
-            go_on.set()
-        assert slow.result().status_code == 201
-    assert shop.post("slow").headers["Idempotent-Replayed"] == "true"
-    assert shop.count() == 2
 
 
 def test_what_is_not_atomic_keeps_its_steps(shop):
@@ -314,44 +261,8 @@ def test_redis_refuses_to_be_atomic(shop, store, tmp_path, redis_server):
         shop.idempotency.run("key", dict, name="x")
 
 
-def test_a_store_of_ones_own_is_handed_over_as_it_is(tmp_path):
-    uri = f"sqlite:///{tmp_path}/shop.db"
-    shop = Shop(MemoryRecords, uri, "")
-    assert isinstance(shop.app.extensions["idempotency"].records, MemoryRecords)
-    shop.view(lambda: (shop.pay(), ({}, 201))[1])
-    first, retry = shop.post(), shop.post()
-    assert (first.status_code, retry.headers["Idempotent-Replayed"]) == (201, "true")
-    assert shop.count() == 1
-    with shop.app.app_context():
-        shop.db.engine.dispose()
-
-
-def test_a_store_of_ones_own_with_leases_only_refuses_to_be_atomic(tmp_path):
-    class LeasesOnly(MemoryRecords):
-        atomic = False
-
-    shop = Shop(LeasesOnly, f"sqlite:///{tmp_path}/shop.db", "")
-    shop.view(dict, atomic=True)
-    shop.app.config["PROPAGATE_EXCEPTIONS"] = True
-    with pytest.raises(ConfigurationError, match="atomic, which the store 'LeasesOnly' cannot be"):
-        shop.post()
-    with shop.app.app_context():
-        shop.db.engine.dispose()
-
-
-def test_a_store_of_ones_own_says_whether_it_is_atomic(tmp_path):
-    class Silent(MemoryRecords):
-        atomic = None
-
-    with pytest.raises(ConfigurationError, match="'Silent' without atomic"):
-        Shop(Silent, f"sqlite:///{tmp_path}/shop.db", "")
-    with pytest.raises(ConfigurationError, match="'int' without look, claim, take_over, wait, atomic"):
-        Shop(lambda _engine: 5, f"sqlite:///{tmp_path}/shop.db", "")
-
-
-@pytest.mark.parametrize("wrong", [object(), "mysql", 5])
+@pytest.mark.parametrize("wrong", [object(), "mysql", 5, dict])
 def test_what_is_no_store_is_named(tmp_path, wrong):
-    with pytest.raises(
-        ConfigurationError, match="IDEMPOTENCY_STORE is .*'memory' or a store of your own"
-    ):
+    allowed = "IDEMPOTENCY_STORE is .*; allowed: 'hybrid', 'postgres', 'redis' or 'sql'"
+    with pytest.raises(ConfigurationError, match=allowed):
         Shop(wrong, f"sqlite:///{tmp_path}/shop.db", "")

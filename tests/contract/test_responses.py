@@ -131,12 +131,8 @@ SITUATIONS = {
 }
 
 WITHOUT = {
-    "operation-failed": ["memory"],  # no operator reaches it
-    # A store in memory is always there; the application's database is another matter.
-    "store-unavailable": ["memory"],
-    # SQLite lets one writer in after the other, an operation of redis has no transaction, and that of a
-    # store in memory is the application's own: what its database raises is no more than an error.
-    "transaction-conflict": ["memory", "sql", "redis"],
+    # SQLite lets one writer in after the other, and an operation of redis has no transaction.
+    "transaction-conflict": ["sql", "redis"],
 }
 """The stores that never come there."""
 

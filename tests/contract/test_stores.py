@@ -1,4 +1,4 @@
-"""One contract, five stores; that of Redis on fakeredis, too."""
+"""One contract, four stores; that of Redis on fakeredis, too."""
 
 import fakeredis
 import prometheus_client
@@ -10,7 +10,6 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_idempotency import Idempotency
 from flask_idempotency.integrations.timed import TimedRecords
 from flask_idempotency.stores.redis.records import RedisRecords
-from flask_idempotency.testing import Clock
 from flask_idempotency.testing.contract import StoreContract
 from tests.drivers import EACH
 
@@ -48,26 +47,6 @@ class OnPostgres(StoreContract):
     @pytest.fixture
     def records(self, world):
         return world.app.extensions["idempotency"].records
-
-
-class InMemory:
-    @pytest.fixture
-    def pass_time(self, monkeypatch, records):
-        clock = Clock()
-        monkeypatch.setattr(records, "clock", clock)
-        return clock.advance
-
-
-class TestMemory(InMemory, OnSqlite):
-    @pytest.fixture
-    def app(self, tmp_path):
-        return make(tmp_path, IDEMPOTENCY_STORE="memory")
-
-
-class TestMemoryOnPostgres(InMemory, OnPostgres):
-    @pytest.fixture
-    def store(self):
-        return "memory"
 
 
 class TestRedis(OnSqlite):

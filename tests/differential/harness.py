@@ -164,7 +164,7 @@ class Outcome:
         found = differences(self.plain, self.protected)
         if self.case.events and self.store in WITH_EVENTS:
             found += unequal_events(self.plain, self.protected)
-        if self.case.atomic and self.store != "memory":
+        if self.case.atomic:
             found += _lost_records(self.protected)
         return found
 

@@ -1,4 +1,4 @@
-"""The same on SQLite, with records in memory, and for views that are not atomic: a short list each."""
+"""The same on SQLite, and for views that are not atomic: a short list each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests import sessions
 from tests.differential.harness import EQUAL_OR_REFUSED, ByDesign, Either, Family, NothingKept, Refused
 from tests.differential.sentences import ROLLED_BACK
 
-family = Family(stores=("sql", "memory"))
+family = Family(stores=("sql",))
 
 
 @family()
@@ -222,7 +222,7 @@ def a_helper_after_uncommitted_work_of_core(world):
 
 # A plain session's work on SQLite is there although the helper's context has removed the session: the
 # driver sends no BEGIN before a savepoint, so the release commits.
-@family(pool=2, expect=BESIDE, stores=("memory",) if sessions.usual == "plain" else ("sql", "memory"))
+@family(pool=2, expect=BESIDE, stores=() if sessions.usual == "plain" else ("sql",))
 def a_helper_after_a_nested_transaction_that_was_kept(world):
     with world.session.begin_nested():
         world.pay(1)
@@ -238,7 +238,7 @@ def commit_as_text(world):
 
 
 @family.in_every_store()
-def test_on_sqlite_and_in_memory_the_session_is_as_without_us(hold, case, store):
+def test_on_sqlite_the_session_is_as_without_us(hold, case, store):
     hold(case, store)
 
 

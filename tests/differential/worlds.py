@@ -450,7 +450,7 @@ class World:
 
     def records(self) -> list[tuple[str, int | None]]:
         """State and status of each record."""
-        if not self._has_records():
+        if not self.protected:
             return []
         return [
             tuple(row)
@@ -458,9 +458,6 @@ class World:
                 "select state, status from idempotency_record where name = 'pay' order by created_at"
             )
         ]
-
-    def _has_records(self) -> bool:
-        return self.protected and self.app.config["IDEMPOTENCY_STORE"] != "memory"
 
     def state(self) -> State:
         """What is on the pooled connections now."""

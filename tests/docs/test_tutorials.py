@@ -28,9 +28,6 @@ class TestTutorials:
     def test_and_those_of_the_one_about_testing(self, tmp_path):
         self.type_page("testing", tmp_path, "", "", **PLUGIN)
 
-    def test_and_those_of_the_one_about_stores(self, tmp_path):
-        self.type_page("stores", tmp_path, "", "", **PLUGIN)
-
     def type_page(self, page, folder, database_url, redis_url, **environment):
         port = str(servers.free_port())
         shell = Shell(folder, database_url, redis_url, port=port, **environment)

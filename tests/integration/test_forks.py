@@ -324,7 +324,6 @@ class TestAnOrphan:
         assert [row[1:] for row in rows(environment, "payment")] == [(1, 1)]
 
 
-@pytest.mark.parametrize("store", ["sql", "memory"])
 class TestSQLite:
     """Its locks belong to a process, and it does not know that it was forked."""
 
@@ -333,8 +332,8 @@ class TestSQLite:
         return tmp_path / "shop.db"
 
     @pytest.fixture
-    def environment(self, store, file):
-        return {"DATABASE_URL": f"sqlite:///{file}", "STORE": store, "REDIS_URL": ""}
+    def environment(self, file):
+        return {"DATABASE_URL": f"sqlite:///{file}", "STORE": "sql", "REDIS_URL": ""}
 
     def check(self, cases, told, file):
         for case, each in zip(cases, told, strict=True):

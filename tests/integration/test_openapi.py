@@ -20,6 +20,7 @@ from flask_idempotency import ConfigurationError, Idempotency, KeyMalformed, ide
 from flask_idempotency.core.keys import parse_key
 from flask_idempotency.integrations.apispec import IdempotencyPlugin
 from flask_idempotency.integrations.openapi import add_idempotency
+from tests.stores import on_sqlite
 
 KEY = "Idempotency-Key"
 REPLAYED = "Idempotent-Replayed"
@@ -36,11 +37,11 @@ class ResultSchema(ma.Schema):
 
 @pytest.fixture
 def set_up():
-    """Sets the extension up on an application, in memory."""
+    """Sets the extension up on an application."""
     made = []
 
     def set_up(app, **config):
-        app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory", **config)
+        app.config.update(on_sqlite(app), **config)
         db = SQLAlchemy(app)
         made.append((app, db))
         return Idempotency(app, db, scope=None)

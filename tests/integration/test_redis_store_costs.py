@@ -10,7 +10,6 @@ import redis
 
 import servers
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing.claims import a_claim, again, stored_record
 from tests.waiting import wait_until
@@ -88,7 +87,7 @@ def test_large_steps_are_fetched_a_few_at_a_time(client, records, steps, trips):
 def test_the_operators_lists_take_few_round_trips(client, records, command):
     for _ in range(1000):
         records.claim(a_claim(lease=60)).complete(StoredResponse(200, (), b"x" * 1000))
-    admin = admin_of(records, "")
+    admin = records.admin()
     with cost(client) as measured:
         if command == "overview":
             assert admin.overview().total == 1000
@@ -114,9 +113,9 @@ def test_a_cluster_and_a_client_that_decodes_list_the_same(tmp_path):
                     lease = records.claim(claim)
                     lease.record("ü", b"1")
                     lease.complete(replace(ANSWER, body=b""))
-                lines = admin_of(records, "").newest(None, "completed", 50)
+                lines = records.admin().newest(None, "completed", 50)
                 assert {line.key for line in lines} == {claim.key[:8].hex() for claim in claims}
                 assert {(line.operation, line.status, line.bytes) for line in lines} == {
                     (claims[0].name, 201, 0)
                 }
-                assert [step.name for step in admin_of(records, "").steps(claims[0].key)] == ["ü"]
+                assert [step.name for step in records.admin().steps(claims[0].key)] == ["ü"]

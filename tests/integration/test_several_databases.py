@@ -29,7 +29,7 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
-from flask_idempotency.testing import CRASH_POINTS, crash_at, memory_store
+from flask_idempotency.testing import CRASH_POINTS, age, crash_at
 from laboratory import running
 from tests.docs.pages import ROOT, blocks
 from tests.drivers import EACH
@@ -404,13 +404,8 @@ def test_wrong_settings_fail_at_once(make_shop, config, message):
 
 @OF_EACH_KIND
 def test_what_works_with_one_database_says_so(shop):
-    with (
-        pytest.raises(
-            ConfigurationError, match="memory_store\\(\\) works with one database of records"
-        ),
-        memory_store(shop.app),
-    ):
-        pass
+    with pytest.raises(ConfigurationError, match="age\\(\\) works with one database of records"):
+        age(shop.app, 1)
     page = shop.idempotency.console_blueprint(authorize=lambda: True)
     with pytest.raises(ConfigurationError, match="a console works with one database of records"):
         shop.app.register_blueprint(page)

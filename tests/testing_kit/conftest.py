@@ -11,9 +11,6 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
 
-# Here and not by the plugin's entry point, which is only there where the package is installed.
-from pytest_flask_idempotency import idempotency_clock, idempotency_memory  # noqa: F401
-
 _numbers = itertools.count(1)
 
 
@@ -74,7 +71,7 @@ class Shop:
                 engine.dispose()
 
 
-@pytest.fixture(params=["memory", "sql", "hybrid"])
+@pytest.fixture(params=["sql", "hybrid"])
 def store(request):
     return request.param
 

@@ -18,7 +18,7 @@ from flask_idempotency import (
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent_call, crash_at, every_crash
 from flask_idempotency.testing import check as checks
 
-MEMORY = pytest.mark.parametrize("store", ["memory"], indirect=True)
+SQL = pytest.mark.parametrize("store", ["sql"], indirect=True)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ class TestRight:
     def test_rows_are_counted_where_the_test_counts_nothing(self, shop, consume, order):
         assert_idempotent_call(shop.app, lambda: consume(order))
 
-    @pytest.mark.parametrize("store", ["memory", "hybrid"], indirect=True)
+    @pytest.mark.parametrize("store", ["sql", "hybrid"], indirect=True)
     def test_a_dead_attempt_and_its_retry_that_do_a_part_each(self, shop, consume, order):
         def work():
             for step in "ab":
@@ -110,14 +110,14 @@ class TestRight:
                 raises=OperationInterrupted,
             )
 
-    @MEMORY
+    @SQL
     def test_a_duplicate_that_waits_for_the_first(self, shop, consume, order, monkeypatch):
         monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.2)
         assert_idempotent_call(
             shop.app, lambda: consume(order, wait=30), effects=shop.payments, duplicates=2
         )
 
-    @MEMORY
+    @SQL
     def test_a_message_of_two_operations(self, shop, consume):
         def work(order):
             consume(f"{order}-a", function=lambda: shop.charge(order))
@@ -125,7 +125,7 @@ class TestRight:
 
         crashes(shop, work, effects=shop.effects)
 
-    @MEMORY
+    @SQL
     def test_a_message_of_two_operations_that_do_the_same(self, shop, consume, order):
         def work(order):
             for part in "ab":
@@ -144,7 +144,7 @@ class TestRight:
         with pytest.raises(AssertionError, match="other=... shows what the whole is"):
             crash_everywhere()
 
-    @MEMORY
+    @SQL
     def test_errors_that_the_consumer_translates_for_its_queue(self, shop, consume, order):
         class Redeliver(Exception):
             pass
@@ -161,7 +161,7 @@ class TestRight:
             shop.app, translated, changed=lambda: translated(6), effects=shop.payments
         )
 
-    @MEMORY
+    @SQL
     def test_a_loop_that_acknowledges_after_the_commit(self, shop, consume):
         acknowledged = []
 
@@ -209,7 +209,7 @@ class TestWrong:
             shop, lambda: consume(str(uuid.uuid4())), duplicates=0
         )
 
-    @MEMORY
+    @SQL
     def test_a_payload_that_each_delivery_makes_anew(self, shop, consume, order):
         times = itertools.count()
         said = message(shop, lambda: consume(order, next(times)))
@@ -219,18 +219,18 @@ class TestWrong:
         assert "after crash_at('in-view') a retry raised KeyReused(" in said
         assert "Let payload=... depend on what the message says" in said
 
-    @MEMORY
+    @SQL
     def test_a_key_that_all_messages_share(self, shop, consume, order):
         said = message(shop, lambda: consume("invoice"), other=lambda: consume("invoice"))
         assert "another message returned {'id': 1}, and ran no operation of its own" in said
         assert "Let key=... and scope=... name what the message is about" in said
 
-    @MEMORY
+    @SQL
     def test_another_message_that_has_no_effect(self, shop, consume, order):
         said = message(shop, lambda: consume(order), other=lambda: consume(f"{order}-2", function=dict))
         assert "another message had no effect of its own" in said
 
-    @MEMORY
+    @SQL
     def test_a_payload_that_is_not_given(self, shop, consume, order):
         same = lambda: consume(order, None)  # noqa: E731
         said = message(shop, same, changed=same)
@@ -256,20 +256,20 @@ class TestWrong:
         assert "charges rose by 2, not by 1" in said
         assert "a call to another system" in said
 
-    @MEMORY
+    @SQL
     def test_work_of_which_nothing_is_counted(self, shop, consume, order):
         said = message(shop, lambda: consume(order, function=shop.charge), effects=None)
         assert "nothing was counted" in said
         said = message(shop, lambda: consume(f"{order}-2", function=shop.charge))
         assert "effects() did not change\nDoes effects() count it" in said
 
-    @MEMORY
+    @SQL
     def test_a_result_that_each_delivery_makes_anew(self, shop, consume, order):
         times = itertools.count()
         said = message(shop, lambda: [consume(order), next(times)], duplicates=0)
         assert "a retry returned [{'id': 1}, 1], but the first call returned [{'id': 1}, 0]" in said
 
-    @MEMORY
+    @SQL
     def test_a_function_that_fails(self, shop, consume, order):
         def fails():
             raise LookupError("no such order")
@@ -279,12 +279,12 @@ class TestWrong:
         said = message(shop, lambda: consume(order), raises=LookupError)
         assert "the first call returned {'id': 1}, not LookupError" in said
 
-    @MEMORY
+    @SQL
     def test_an_operation_that_is_held_unexpectedly(self, shop, consume, order):
         said = message(shop, lambda: consume(order, atomic=False), crash_at("in-view"))
         assert "raises=OperationInterrupted" in said
 
-    @MEMORY
+    @SQL
     def test_a_worker_that_catches_everything(self, shop, consume, order):
         def call():
             try:
@@ -295,7 +295,7 @@ class TestWrong:
         said = message(shop, call, crash_at("in-view"))
         assert "call: something caught the crash, and the first call returned 'sorry'" in said
 
-    @MEMORY
+    @SQL
     def test_a_duplicate_that_is_swallowed(self, shop, consume, order):
         def call():
             try:
@@ -308,7 +308,7 @@ class TestWrong:
         assert "Let RequestInProgress out" in said
 
 
-@MEMORY
+@SQL
 class TestAcknowledged:
     """A message that the call acknowledges itself, too early or never."""
 
@@ -369,7 +369,7 @@ class TestAcknowledged:
         assert "again and again" in said
 
 
-@pytest.mark.parametrize("store", ["memory", "hybrid"], indirect=True)
+@pytest.mark.parametrize("store", ["sql", "hybrid"], indirect=True)
 def test_afterwards_the_application_is_as_before(shop, consume, order):
     state = shop.app.extensions["idempotency"]
     before = state.records, state.lock, state.engine

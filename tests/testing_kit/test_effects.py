@@ -18,7 +18,7 @@ from flask_idempotency.testing.threads import NAME
 from tests.testing_kit.conftest import make_shop
 from tests.testing_kit.test_wrong_endpoints import message
 
-ONE_FILE = pytest.mark.parametrize("store", ["memory"], indirect=True)
+ONE_FILE = pytest.mark.parametrize("store", ["sql"], indirect=True)
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_without_effects_the_rows_of_all_databases_are_counted(balanced):
     assert_idempotent(shop.client, "POST", "/payments")
 
 
-@pytest.mark.parametrize("store", ["memory", "sql"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_what_nothing_is_known_of_is_not_green(shop):
     shop.view(lambda: ({}, request.args.get("status", 201)))
     said = message(shop, effects=None)

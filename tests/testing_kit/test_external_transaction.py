@@ -307,7 +307,7 @@ def test_a_connection_to_another_database_is_refused(shop):
     engine.dispose()
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_another_store_is_refused(shop):
     with shop.app.app_context():
         engine = shop.db.engine

@@ -40,7 +40,7 @@ def test_every_crash_in_one_go(shop):
     assert crashes(shop) == ["crash_at('after-claim')", *places, "nowhere", *outside]
 
 
-@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+@pytest.mark.parametrize("store", ["sql", "postgres"], indirect=True)
 def test_every_crash_of_a_view_without_places_and_of_one_that_is_held(shop):
     outside = ["crash_at('before-commit')", "crash_at('after-commit')"]
     shop.view(lambda: ({}, 201))
@@ -86,7 +86,7 @@ def test_what_is_dead_leaves_its_lock_in_redis_until_then(shop):
     assert any(value.startswith(b"1:") and value != b"1:done" for value in looked)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_the_clients_of_the_application_are_taken_as_they_are(shop):
     class SignedIn(FlaskClient):
         def open(self, *args, **kwargs):
@@ -114,7 +114,7 @@ def test_the_clients_of_the_application_are_taken_as_they_are(shop):
         assert request.path == "/last"
 
 
-@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+@pytest.mark.parametrize("store", ["sql", "postgres"], indirect=True)
 @pytest.mark.parametrize("vary", [None, "Accept"])
 def test_a_view_that_reads_or_writes_the_session(shop, vary):
     """Flask says Vary: Cookie after a view that did, and a replay runs no view."""
@@ -144,7 +144,7 @@ def test_a_duplicate_may_wait_for_the_first(shop, monkeypatch):
     assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, duplicates=2)
 
 
-@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+@pytest.mark.parametrize("store", ["sql", "postgres"], indirect=True)
 def test_work_outside_of_a_request_crashes_too(shop):
     def work():
         return shop.pay()[0]
@@ -160,7 +160,7 @@ def test_work_outside_of_a_request_crashes_too(shop):
         assert shop.payments() == before + len(CRASH_POINTS)
 
 
-@pytest.mark.parametrize("store", ["memory", "hybrid"], indirect=True)
+@pytest.mark.parametrize("store", ["sql", "hybrid"], indirect=True)
 def test_afterwards_the_application_is_as_before(shop):
     state = shop.app.extensions["idempotency"]
     before = state.records, state.lock, state.engine, state.settings
@@ -172,7 +172,7 @@ def test_afterwards_the_application_is_as_before(shop):
     assert "commit" not in vars(session_class)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_view_that_reconciles(shop):
     def reconcile(_operation):
         known = shop.db.session.scalar(sa.select(sa.func.count(shop.Payment.id)))
@@ -185,7 +185,7 @@ def test_a_view_that_reconciles(shop):
         assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_view_that_redirects_to_a_page(shop):
     def view():
         shop.pay()
@@ -199,7 +199,7 @@ def test_a_view_that_redirects_to_a_page(shop):
     assert page.text == "Thank you"
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 @pytest.mark.parametrize("field", ["csrf_token", "token"])
 def test_a_form_keeps_its_token_where_its_other_fields_are_changed(shop, field):
     shop.app.config["WTF_CSRF_FIELD_NAME"] = field
@@ -214,13 +214,13 @@ def test_a_form_keeps_its_token_where_its_other_fields_are_changed(shop, field):
     assert_idempotent(shop.client, "POST", "/payments", data=form, effects=shop.payments)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_body_that_is_a_stream_is_changed_too(shop):
     shop.view(shop.pay)
     assert_idempotent(shop.client, "POST", "/payments", data=io.BytesIO(b"abc"), effects=shop.payments)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_form_of_files_only_is_changed_too(shop, tmp_path):
     shop.view(lambda: (request.files["scan"].read(), shop.pay())[1])
     scan = io.BytesIO(b"content"), "scan.pdf"

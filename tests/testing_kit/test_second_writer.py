@@ -105,7 +105,7 @@ def test_state_of_the_process_is_named(shop):
     assert "a list or a cache in the process" in str(error.value)
 
 
-@pytest.mark.parametrize("store", ["sql", "memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_test_that_has_written_and_not_committed_is_told_before_a_request_waits_for_it(shop):
     shop.view(shop.pay)
     with shop.app.app_context():
@@ -123,7 +123,7 @@ def test_a_test_that_has_written_and_not_committed_is_told_before_a_request_wait
 
 def test_who_writes_before_the_view_is_told_to_commit(tmp_path):
     options = {"connect_args": {"timeout": 0.05}}
-    shop = Shop("memory", f"sqlite:///{tmp_path}/db", SQLALCHEMY_ENGINE_OPTIONS=options)
+    shop = Shop("sql", f"sqlite:///{tmp_path}/db", SQLALCHEMY_ENGINE_OPTIONS=options)
     shop.view(shop.pay)
     connections = []
 
@@ -140,7 +140,7 @@ def test_who_writes_before_the_view_is_told_to_commit(tmp_path):
     shop.close()
 
 
-@pytest.mark.parametrize("store", ["sql", "memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 class TestOnSqlite:
     def test_connections_are_as_before(self, shop):
         def timeouts():

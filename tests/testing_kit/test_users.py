@@ -39,7 +39,7 @@ def test_users_who_share_their_keys_are_told(shop, scope):
     assert "scope=lambda" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 class TestOther:
     def test_may_be_a_client_that_has_signed_in(self, shop):
         shop.app.secret_key = "secret"
@@ -87,7 +87,7 @@ class TestOther:
 
 
 @pytest.mark.parametrize("testing", [True, False])
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_protection_above_the_route_is_told_by_name(shop, testing):
     shop.app.testing = testing
 
@@ -102,7 +102,7 @@ def test_a_protection_above_the_route_is_told_by_name(shop, testing):
     assert "Put @idempotent below the route." in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_protection_that_a_decorator_hides_is_one(shop):
     def charged(view):
         def charge_and_view(*args, **kwargs):
@@ -116,7 +116,7 @@ def test_a_protection_that_a_decorator_hides_is_one(shop):
     assert "charges rose by 2, not by 1\nA retry repeats what runs outside the view" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_route_that_finds_no_key_is_not_called_unprotected(shop):
     shop.view(shop.pay, required=False, key=lambda: None)
     said = message(shop, effects=None, duplicates=0)
@@ -124,7 +124,7 @@ def test_a_route_that_finds_no_key_is_not_called_unprotected(shop):
     assert "Does the route read its key where the request has it" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_query_in_the_address_is_changed_too(shop):
     shop.view(shop.pay)
     assert_idempotent(shop.client, "POST", "/payments?currency=EUR")
@@ -133,7 +133,7 @@ def test_a_query_in_the_address_is_changed_too(shop):
     assert "the same key with another body got 201" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_an_address_that_leads_nowhere(shop):
     shop.view(shop.pay)
     assert "the response is 404" in message(shop, path="/charges")

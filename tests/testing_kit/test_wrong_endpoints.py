@@ -41,7 +41,7 @@ def test_a_view_without_protection(shop):
     assert "effects() rose by 4, not by 1" in message(shop, effects=shop.payments)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_later_step_that_commits_by_itself(shop):
     def view():
         current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
@@ -76,7 +76,7 @@ def test_each_place_is_found_without_being_counted(shop):
     assert "payments rose by 2" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 class TestEveryCrash:
     def test_is_a_block_each(self, shop):
         with pytest.raises(RuntimeError, match="with crash"):
@@ -129,7 +129,7 @@ class TestEveryCrash:
                 shop.client.post("/payments", headers={"Idempotency-Key": "a"})
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_each_block_of_a_place_needs_an_operation_of_its_own(shop):
     def view():
         current_operation.step("a", lambda: 1)
@@ -178,7 +178,7 @@ def test_an_after_request_function_that_adds_what_each_run_makes(shop):
     assert re.search(r"body: first at \d+, then at \d+", said)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_vary_that_is_not_the_sessions(shop):
     shop.view(shop.pay)
     names = iter(["Cookie, X-First", *["X-Later"] * 9])
@@ -192,7 +192,7 @@ def test_a_vary_that_is_not_the_sessions(shop):
     assert "header Vary: first X-First, then X-Later" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_handler_that_makes_every_rejection_a_success(shop):
     shop.view(shop.pay)
     shop.app.register_error_handler(IdempotencyError, lambda error: ({"done": True}, 200))
@@ -240,7 +240,7 @@ class TestACrashThatIsCaught:
             shop.client.post("/payments", json={}, headers={"Idempotency-Key": "plain"})
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_request_that_fails_says_nothing_of_idempotency(shop):
     shop.view(lambda: ({"error": "no such customer"}, 404))
     said = message(shop, effects=None)
@@ -250,7 +250,7 @@ def test_a_request_that_fails_says_nothing_of_idempotency(shop):
     assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, status=404)
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_crash_that_never_happens(shop):
     shop.view(lambda: ({}, 500))
     said = message(shop, "after-commit", effects=None)
@@ -260,7 +260,7 @@ def test_a_crash_that_never_happens(shop):
         pass
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 class TestWhatIsMissing:
     def test_because_it_is_not_counted(self, shop):
         shop.view(shop.pay)
@@ -287,7 +287,7 @@ class TestWhatIsMissing:
         assert "Does effects() count it" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_an_effect_before_the_view_is_not_put_down_to_the_crash(shop, point):
     shop.view(shop.pay)
@@ -298,7 +298,7 @@ def test_an_effect_before_the_view_is_not_put_down_to_the_crash(shop, point):
     assert "the dead attempt" not in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_an_operation_that_is_held_says_so(shop):
     shop.view(shop.pay, atomic=False)
     said = message(shop, "before-commit", effects=shop.payments)
@@ -314,7 +314,7 @@ def test_a_point_that_does_not_exist():
         pass
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_an_error_of_the_view_comes_out_as_it_is(shop):
     def view():
         raise Retryable
@@ -327,7 +327,7 @@ def test_an_error_of_the_view_comes_out_as_it_is(shop):
         assert_idempotent(shop.client, "POST", "/payments", json={})
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 @pytest.mark.parametrize("status", [None, 201])
 def test_or_the_message_says_how(shop, status):
     shop.view(lambda: 1 / 0)
@@ -337,7 +337,7 @@ def test_or_the_message_says_how(shop, status):
     assert "app.testing = True shows the error" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 @pytest.mark.parametrize("effects", [None, dict])
 def test_a_scope_that_is_another_one_in_each_request_is_named(shop, effects):
     shop.view(shop.pay, scope=lambda: f"alice-{uuid.uuid4()}")
@@ -346,14 +346,14 @@ def test_a_scope_that_is_another_one_in_each_request_is_named(shop, effects):
 
 @pytest.mark.parametrize("point", [None, "before-commit"])
 def test_a_protection_that_is_switched_off_is_named(tmp_path, point):
-    shop = Shop("memory", f"sqlite:///{tmp_path}/off.db", IDEMPOTENCY_ENABLED=False)
+    shop = Shop("sql", f"sqlite:///{tmp_path}/off.db", IDEMPOTENCY_ENABLED=False)
     shop.view(shop.pay)
     said = message(shop, point)
     assert "the view is not protected\nIDEMPOTENCY_ENABLED is False" in said
     shop.close()
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_a_form_whose_change_is_refused_is_told_to_pass_another(shop):
     shop.app.before_request(lambda: None if request.form["amount"] == "5" else ("No", 400))
     shop.view(shop.pay)
@@ -362,7 +362,7 @@ def test_a_form_whose_change_is_refused_is_told_to_pass_another(shop):
     assert "changed={'data': {...}} for a form" in said
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 class TestATestThatIsWrong:
     """It is told what to write instead."""
 

@@ -34,12 +34,11 @@ from flask_idempotency import (
 from flask_idempotency.integrations.openapi import add_idempotency
 from flask_idempotency.testing import (
     CRASH_POINTS,
-    Clock,
+    age,
     assert_idempotent,
     assert_idempotent_call,
     crash_at,
     every_crash,
-    memory_store,
 )
 
 db = SQLAlchemy()
@@ -170,12 +169,12 @@ def heard_of_it(sender: Flask, event: Event) -> None:
 def tests_of_its_own(app: Flask) -> None:
     client = app.test_client()
     for point in CRASH_POINTS:
-        with memory_store(app, Clock()) as clock, crash_at(point, app) as crash:
+        with crash_at(point, app) as crash:
             assert_idempotent(client, "POST", "/payments", json={}, effects=lambda: {"payments": 1})
             assert_idempotent(client, "POST", "/payments", effects=lambda: 1, changed={"json": [1]})
             assert_idempotent(client, "POST", "/payments", effects=lambda: Decimal(5), other=client)
             assert_idempotent(client, "POST", "/payments", other={"headers": {}}, timeout=60)
-            clock.advance(timedelta(days=1))
+            age(app, timedelta(days=1))
         assert_type(crash.happened, bool)
     assert_idempotent_call(app, lambda: idempotency.run("key", dict), raises=OSError)
     for block in every_crash(app):

@@ -9,6 +9,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency
+from tests.stores import on_sqlite
 
 MUTATING = ("POST", "PUT", "PATCH", "DELETE")
 
@@ -19,8 +20,7 @@ class Shop:
     def __init__(self, kind: type[Flask] = Flask, idempotency: Idempotency | None = None) -> None:
         self.app = kind("shop")
         self.app.config.update(
-            SQLALCHEMY_DATABASE_URI="sqlite://",
-            IDEMPOTENCY_STORE="memory",
+            **on_sqlite(self),
             API_TITLE="shop",
             API_VERSION="1",
             OPENAPI_VERSION="3.0.3",
@@ -29,6 +29,8 @@ class Shop:
         db = SQLAlchemy(self.app)
         self.idempotency = idempotency or Idempotency()
         self.idempotency.init_app(self.app, db, scope=None)
+        with self.app.app_context():
+            db.create_all()
         self.runs = 0
 
         def pay(**values: Any) -> Any:

@@ -121,7 +121,7 @@ def test_an_equal_request_with_another_time_stamp_is_the_same_key(world, assert_
     assert other.json == {"run": 2}
 
 
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -4,7 +4,6 @@ import logging
 import math
 import threading
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from flask import Flask
@@ -217,19 +216,6 @@ def test_the_records_in_redis_are_counted(make_world, redis_server, add_view):
     labels = {"operation": "pay", "state": "completed"}
     assert registry.get_sample_value("idempotency_records", labels) == 1
     assert registry.get_sample_value("idempotency_records_deleted_total") is None
-
-
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_a_store_that_cannot_tell_is_refused(world):
-    with pytest.raises(ConfigurationError, match="leave it out"):
-        RecordsCollector(world.app)
-
-
-def test_a_store_of_ones_own_without_an_overview_is_refused(world, monkeypatch):
-    records = world.app.extensions["idempotency"].own_records
-    monkeypatch.setattr(records, "admin", SimpleNamespace, raising=False)
-    with pytest.raises(ConfigurationError, match="leave it out"):
-        RecordsCollector(world.app)
 
 
 def test_a_collector_before_init_app_is_refused():

@@ -11,6 +11,7 @@ from flask.views import MethodView, View
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from tests.stores import on_sqlite
 from tests.web.plain_shop import Shop
 
 
@@ -390,7 +391,7 @@ def test_an_application_that_is_protected_and_never_set_up_serves_nothing(is_of_
     app.testing = True
     Idempotency().protect(app)
     if is_of_another:
-        app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+        app.config.update(on_sqlite(app))
         Idempotency(app, SQLAlchemy(app), scope=None)
     with pytest.raises(ConfigurationError, match=r"call init_app\(\)"):
         app.test_client().get("/")

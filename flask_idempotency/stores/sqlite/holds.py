@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
-from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 from flask_idempotency.stores.lease import Lease
 
 from . import statements
 from .messages import Messages
+from .transaction import BorrowedTransaction
 
 
 def seen(row: Sequence[Any]) -> Record:

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Engine, Table, exc
 
 from flask_idempotency.core.errors import ConfigurationError, RecordBroken, StoreUnavailable
 from flask_idempotency.core.rows import CANNOT_BE_READ
-from flask_idempotency.stores.engine_transaction import BorrowedTransaction
+
+from .transaction import BorrowedTransaction
 
 Run = Callable[[str, dict[str, Any]], Any]
 

@@ -17,11 +17,11 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.stores.admin import Admin
-from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 
 from . import statements
 from .holds import SqliteHold, SqliteLease, seen
 from .messages import Messages
+from .transaction import BorrowedTransaction
 
 POLL_SECONDS = 0.01
 """How often a waiting request looks: SQLite does not announce that its lock is free."""

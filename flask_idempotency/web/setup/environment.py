@@ -8,9 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_stack
-from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, StaticPool
 
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.logs import log
@@ -46,7 +45,7 @@ def binds_of(sessions: Sessions, settings: Settings) -> list[str | None]:
             f" {', '.join(map(shown, keys))}, or a callable that returns one"
         )
     keys.sort(key=lambda key: key != usual)
-    if len(keys) > 1 and settings.store not in ("hybrid", "postgres", "sql", "memory"):
+    if len(keys) > 1 and settings.store == "redis":
         raise ConfigurationError(
             "IDEMPOTENCY_BINDS names several databases, and the store"
             f" {shown(settings.store)} keeps no records in them: use 'hybrid' or 'postgres'"
@@ -54,19 +53,20 @@ def binds_of(sessions: Sessions, settings: Settings) -> list[str | None]:
     return keys
 
 
-def check_driver(engine: Engine, where: str, store: Any, drivers: Sequence[str]) -> None:
+def check_driver(engine: Engine, where: str, store: str, drivers: Sequence[str]) -> None:
     """Raise ``ConfigurationError``, with the fix, for a database that the store does not support.
 
     ``where`` says where the engine's URL was set.
     """
     url, kind = engine.url, engine.dialect.name
-    if store in ("memory", "redis") or not isinstance(store, str):
+    if store == "redis":
         return
     if store == "sql" and kind == "sqlite":
-        if url.database in (None, "", ":memory:") or "mode" in url.query:
+        in_memory = url.database in (None, "", ":memory:") or "mode" in url.query
+        if in_memory or isinstance(engine.pool, StaticPool):
             raise ConfigurationError(
-                f"{where} is a SQLite database in memory, to which all requests share one connection:"
-                " use a file, or IDEMPOTENCY_STORE = 'memory'"
+                f"{where} is a SQLite database to which all requests share one connection: use a file,"
+                " not one in memory, with SQLAlchemy's usual pool"
             )
         return
     if kind != "postgresql":

@@ -25,9 +25,9 @@ EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
 
 CANNOT_OBSERVE = (
-    "{}, which works with PostgreSQL, and with IDEMPOTENCY_STORE = 'redis' or 'memory'. SQLite lets"
-    " one connection write at a time, so observing could make the application's own writes fail; and a"
-    " store of your own may hang. For development, enforce, or use 'memory'"
+    "{}, which works with PostgreSQL, and with IDEMPOTENCY_STORE = 'redis'. SQLite lets one connection"
+    " write at a time, so observing could make the application's own writes fail: for development,"
+    " enforce"
 )
 
 _decorated: dict[tuple[int, int], Any] = {}
@@ -118,11 +118,10 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
     if route.bind_key is not NOT_GIVEN and not callable(route.bind_key):
         state.of_bind(route.bind_key)
     if route.atomic and not state.records.atomic:
-        store = state.settings.store
-        store = store if isinstance(store, str) else type(state.records).__name__
         raise ConfigurationError(
-            f"{name} is atomic, which the store {store!r} cannot be: nothing commits together with"
-            " its records. Use @idempotent(atomic=False), and read what that means, or another store"
+            f"{name} is atomic, which the store {state.settings.store!r} cannot be: nothing commits"
+            " together with its records. Use @idempotent(atomic=False), and read what that means, or"
+            " another store"
         )
     if not route.enforce and state.observer is None:
         raise ConfigurationError(CANNOT_OBSERVE.format(f"{name} is observed"))

@@ -117,13 +117,6 @@ def _binds(value: Any) -> tuple[str | None, ...]:
     return keys
 
 
-def _store(value: Any) -> Any:
-    verbs = ("look", "claim", "take_over", "wait")
-    if callable(value) or all(callable(getattr(value, verb, None)) for verb in verbs):
-        return value
-    return _one_of("hybrid", "postgres", "sql", "redis", "memory")(value)
-
-
 _TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 _OTHER_HEADERS = NEVER_STORED | POINTERS | {
     "accept", "authorization", "cache-control", "content-encoding", "content-type", "cookie", "etag",
@@ -161,12 +154,11 @@ _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 class Settings:
     """The settings of one application. Each row also says how its value is read, and why."""
 
-    store: Any = row(None, optional(_store),
-        "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
+    store: str = row(None, optional(_one_of("hybrid", "postgres", "redis", "sql")),
+        "'hybrid', 'postgres', 'redis' or 'sql'",
         "Where claims and responses are stored. The default is `hybrid` if a Redis is configured,"
-        " else `postgres`. `sql` is `postgres`, or for development the application's SQLite file."
-        " A store of your own is an object, or a callable (its class) that gets the engine of the"
-        " bind.")
+        " else `postgres`. `sql` is `postgres`, or for development and tests the application's"
+        " SQLite file.")
     redis_url: str | None = row(None, optional(_matching(r"(?s).*")),
         "a URL; None or empty for none",
         "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"

@@ -12,7 +12,6 @@ from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUna
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import NoLock, Plain
 from flask_idempotency.core.records import Claim, State, StoredResponse
-from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.redis.lock import RedisLock
 from tests.drivers import own_cursor
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
@@ -93,7 +92,7 @@ class World:
             self._add_purge()
 
     def _add_purge(self) -> None:
-        self._stage.add("purge", lambda: next(admin_of(self._servers.records, "").purge(10), 0))
+        self._stage.add("purge", lambda: next(self._servers.records.admin().purge(10), 0))
 
     # What the attempts do
 

@@ -10,7 +10,6 @@ import psycopg2
 
 import servers
 from flask_idempotency.cli import cli
-from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.postgres import statements
 
 EXPIRE = "update idempotency_record set expires_at = clock_timestamp()"
@@ -31,7 +30,7 @@ def purge(world: Any, *options: str) -> str:
 def purged(world: Any, batch: int = 1000) -> list[int]:
     """Purge without the command's output, which threads would share."""
     with world.app.app_context():
-        return list(admin_of(world.app.extensions["idempotency"].records, "").purge(batch))
+        return list(world.app.extensions["idempotency"].records.admin().purge(batch))
 
 
 def send_purge(cursor: Any, batch: int = 1000) -> int:

@@ -15,7 +15,6 @@ from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.stores import admin
-from flask_idempotency.stores.admin import admin_of
 from tests.integration.commands.running import runner
 from tests.killed import Killed
 
@@ -107,7 +106,7 @@ def test_what_is_not_erased_is_not_noted(shop):
         shop.post("key-1", "/die")
     with shop.app.app_context():
         state = shop.app.extensions["idempotency"]
-        store = admin_of(state.records, "")
+        store = state.records.admin()
         (line,) = store.newest(None, None, 9)
         key = store.key(bytes.fromhex(line.key))
         erasure = admin.Erasure("die", admin.AuditEntry("ann", "erased", ""))
@@ -127,12 +126,12 @@ def test_the_row_is_in_nobodys_way(shop):
     shop.run("purge")
     if shop.app.config["IDEMPOTENCY_STORE"] != "redis":  # which deletes by itself
         with shop.app.app_context():
-            assert list(admin_of(shop.app.extensions["idempotency"].records, "").purge(9, 0.0)) == []
+            assert list(shop.app.extensions["idempotency"].records.admin().purge(9, 0.0)) == []
     (left,) = shop.listed()
     # Redis rounds an expiry to a millisecond each time that it is read.
     assert left | {"expires": None} == line | {"expires": None}
     with shop.app.app_context():
-        store = admin_of(shop.app.extensions["idempotency"].records, "")
+        store = shop.app.extensions["idempotency"].records.admin()
         assert store.outermost() == []
         assert store.belonging(scope_tail("user-7"), None).keys == []
         assert shop.post("key-1").status_code == 201

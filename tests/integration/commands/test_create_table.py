@@ -10,7 +10,6 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
-from flask_idempotency.stores.admin import admin_of
 from tests.drivers import EACH
 from tests.integration.commands.purging import outside
 from tests.integration.commands.running import build, build_console, not_ok, once, runner
@@ -94,7 +93,7 @@ def test_of_several_processes_one_creates_and_the_others_find_it_done(make_world
 
     def create():
         with world.app.app_context():
-            return admin_of(world.app.extensions["idempotency"].records, "").create()
+            return world.app.extensions["idempotency"].records.admin().create()
 
     with outside(world) as other:
         other.execute("select pg_advisory_xact_lock(hashtext('idempotency_record'))")

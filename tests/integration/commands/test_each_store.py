@@ -6,7 +6,6 @@ import getpass
 import json
 import logging
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from flask_idempotency import Idempotency, Retryable, current_operation, idempot
 from flask_idempotency.cli import cli
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.stores.admin import AuditEntry, Line, Tally, Verdict, admin_of
+from flask_idempotency.stores.admin import AuditEntry, Tally, Verdict
 from tests.integration.commands.running import ANSWER, findings, not_ok, runner
 from tests.killed import Killed
 
@@ -231,7 +230,7 @@ def test_what_a_scope_has_stored_is_erased_except_what_is_undecided(shop, store)
     assert forget("--scope", "nobody") == {"erased": 0, "in_progress": 0, "interrupted": 0}
     assert forget("--key", "key-1", "--operation", "ok")["erased"] == 1
     with shop.app.app_context():
-        records = admin_of(shop.app.extensions["idempotency"].records, None)
+        records = shop.app.extensions["idempotency"].records.admin()
         found = records.belonging(scope_tail(None), None)
         assert (len(found.keys), found.left) == (3, {"interrupted": 1})
         assert len(records.belonging(scope_tail(None), "ok").keys) == 2
@@ -244,7 +243,7 @@ def test_what_a_scope_has_stored_is_erased_except_what_is_undecided(shop, store)
 def test_only_what_an_operator_has_seen_is_decided_or_erased(shop):
     key = shop.interrupt("dead")
     with shop.app.app_context():
-        store = admin_of(shop.app.extensions["idempotency"].records, None)
+        store = shop.app.extensions["idempotency"].records.admin()
         full = store.key(bytes.fromhex(key))
         entry = AuditEntry("ann", "failed", "")
 
@@ -320,7 +319,7 @@ def test_what_runs_is_left_alone(shop):
 def test_an_overview_counts(shop):
     def overview() -> Any:
         with shop.app.app_context():
-            return admin_of(shop.app.extensions["idempotency"].records, None).overview()
+            return shop.app.extensions["idempotency"].records.admin().overview()
 
     assert overview().tallies == []
     shop.interrupt()
@@ -381,7 +380,7 @@ def test_no_command_shows_a_key_or_a_response(shop):
 def test_the_records_of_a_scope_are_listed(shop):
     shop.post("/ok")
     with shop.app.app_context():
-        store = admin_of(shop.app.extensions["idempotency"].records, None)
+        store = shop.app.extensions["idempotency"].records.admin()
         (line,) = store.of_scope(scope_tail(None), None, None, 9)
         assert line.operation == "ok"
         (again,) = store.of_scope(scope_tail(None), "ok", "completed", 9)
@@ -620,54 +619,3 @@ def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):
         assert (result.exit_code, result.output.count("\n")) == (1, 1)
         assert "refused" in result.output
         assert server.password not in result.output
-
-
-class Own:
-    """A store of one's own, which has no commands."""
-
-    atomic = False
-
-    def look(self, key: bytes) -> Any: ...
-
-    claim = take_over = wait = look
-
-
-@pytest.mark.parametrize(("store", "said"), [
-    ("memory", "in the process that serves the requests"),
-    (Own(), "a store of your own has them if it has a method admin()"),
-])  # fmt: skip
-def test_a_store_without_commands_is_named_with_a_way_out(store, said, tmp_path, redis_server):
-    shop = Shop(store, tmp_path, redis_server.url)
-    for command in ("list", "show 00000000", "release 00000000 --why x", "purge", "check",
-                    "create-table"):  # fmt: skip
-        result = shop.run(*command.split())
-        assert result.exit_code == 1
-        assert said in result.output
-        assert result.output.count("\n") == 1
-
-
-class Scant(Own):
-    """A store of one's own whose commands only look."""
-
-    def admin(self) -> Any:
-        return self
-
-    def starting(self, start: bytes) -> list[Line]:
-        now = datetime.now(timezone.utc)
-        shown = "interrupted", 1, None, None, now, None, None, False
-        return [Line(start.ljust(8, b"0").hex(), "order", *shown)]
-
-    def steps(self, start: bytes) -> Any:
-        return []
-
-
-def test_commands_that_a_store_of_ones_own_lacks_say_so(tmp_path):
-    shop = Shop(Scant(), tmp_path, "")
-    assert "interrupted" in shop.run("show", "0" * 8).output
-    for verb, command in {
-        "settle": "release 00000000 --why x",
-        "belonging": "forget --scope 1 --yes",
-        "of_scope": "list --scope 1",
-    }.items():
-        result = shop.run(*command.split())
-        assert (result.exit_code, f"its admin() has no {verb}()" in result.output) == (1, True)

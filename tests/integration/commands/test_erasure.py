@@ -16,7 +16,6 @@ from flask_idempotency.cli import cli, decisions, group
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.operate import erase as erasure
 from flask_idempotency.operate.find import Sought, scope_tails
-from flask_idempotency.stores.admin import admin_of
 from tests.integration.commands.running import runner
 from tests.killed import Killed
 from tests.stores import BOTH
@@ -146,7 +145,7 @@ def test_what_has_got_a_lease_since_it_was_counted_is_left(shop):
     shop.interrupt()
     key = bytes(shop.world.records()[0].key)
     with shop.world.app.app_context():
-        store = admin_of(shop.world.app.extensions["idempotency"].records, None)
+        store = shop.world.app.extensions["idempotency"].records.admin()
         assert store.erase([key]) == 0
     assert shop.rows() == 1
 
@@ -328,12 +327,12 @@ def test_a_purge_by_age_ends_although_records_go_on_ageing(shop, monkeypatch):
     for number in range(4):
         shop.world.post("/payments", f"key-{number}")
     with shop.world.app.app_context():
-        purge = admin_of(shop.world.app.extensions["idempotency"].records, None).purge(2, 3600)
+        purge = shop.world.app.extensions["idempotency"].records.admin().purge(2, 3600)
         aged = "update idempotency_record set completed_at = clock_timestamp() - interval '1 h {} s'"
         shop.world.sql(aged.format(-30))
         assert list(purge) == []
         shop.world.sql(aged.format(30))
-        purge = admin_of(shop.world.app.extensions["idempotency"].records, None).purge(2, 3600)
+        purge = shop.world.app.extensions["idempotency"].records.admin().purge(2, 3600)
         assert next(purge) == 2
         shop.world.post("/payments", "key-5")
         shop.world.sql(aged.format(-1) + " where completed_at > clock_timestamp() - interval '1 h'")

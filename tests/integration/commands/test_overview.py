@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.stores.admin import CAPPED, Overview, Tally, admin_of
+from flask_idempotency.stores.admin import CAPPED, Overview, Tally
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.admin import PostgresAdmin
 
@@ -28,7 +28,7 @@ def fill(world: Any, first: int, last: int, **values: str) -> None:
 
 def overview(app: Any) -> Overview:
     with app.app_context():
-        return admin_of(app.extensions["idempotency"].records, None).overview()
+        return app.extensions["idempotency"].records.admin().overview()
 
 
 def test_a_small_table_is_counted(world):

@@ -15,6 +15,7 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
 from tests.integration.commands.running import build_console, findings, not_ok, runner
+from tests.stores import on_sqlite
 
 
 class Shop:
@@ -249,7 +250,7 @@ def test_check_misses_a_blueprint_that_nobody_else_keeps(shop, verb):
 def test_check_knows_the_other_applications_of_the_extension(shop):
     """A blueprint is registered in one of them, and is no mistake in the other."""
     blueprint, other = make_blueprint(), Flask("other")
-    other.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+    other.config.update(on_sqlite(other))
     shop.idempotency.init_app(other, SQLAlchemy(other), scope=None)
     shop.idempotency.protect(blueprint)
     shop.idempotency.exempt("there")

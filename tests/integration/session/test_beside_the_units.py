@@ -12,9 +12,7 @@ from tests.integration.views import protect
 
 COUNT = sa.text("select count(*) from payment")
 POSTGRES = ("postgres", "psycopg2"), ("postgres", "psycopg")
-EVERY = pytest.mark.parametrize(
-    ("store", "driver"), [*POSTGRES, ("sql", "psycopg2"), ("memory", "psycopg2")], indirect=True
-)
+EVERY = pytest.mark.parametrize(("store", "driver"), [*POSTGRES, ("sql", "psycopg2")], indirect=True)
 
 
 @pytest.fixture

@@ -256,19 +256,6 @@ class TestHybrid:
             assert "executed 1 100.0 %" in text
 
 
-class TestMemory:
-    @pytest.fixture
-    def store(self):
-        return "memory"
-
-    def test_the_pages_of_the_store_memory_say_what_they_cannot(self, browser, world):
-        pay(world)
-        overview = browser.get().text
-        assert "keeps its records inside each process" in overview
-        assert "Of this process only" in overview
-        assert browser.get("/records").status_code == 409
-
-
 class TestSqlite:
     @pytest.fixture
     def store(self):

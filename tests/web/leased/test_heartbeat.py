@@ -195,7 +195,7 @@ def test_a_forked_child_has_none_of_its_parents():
     beating.remove(beat)
 
 
-@pytest.mark.parametrize("store", ["hybrid", "postgres", "redis", "memory"], indirect=True)
+@pytest.mark.parametrize("store", ["hybrid", "postgres", "redis"], indirect=True)
 def test_a_view_may_take_longer_than_its_lease(world, add, gate, background):
     """A second is the shortest lease there is."""
     runs = add(lambda: gate() or ({}, 201), lease=1, heartbeat=True, on_interrupted="retry")

@@ -11,7 +11,6 @@ from flask_idempotency import (
     operation_interrupted,
 )
 from flask_idempotency.cli import cli
-from flask_idempotency.stores.admin import admin_of
 from tests.killed import Killed
 from tests.web.leased.records import begun, end_lease, lease_is_over
 
@@ -255,7 +254,7 @@ def test_what_has_failed_after_a_step_waits_for_somebody(world, add):
     assert world.app.test_cli_runner().invoke(cli, ["purge"]).exit_code == 0
     assert world.post().headers["Idempotent-Replayed"] == "true"
     with world.app.app_context():
-        found = admin_of(world.app.extensions["idempotency"].records, None).overview()
+        found = world.app.extensions["idempotency"].records.admin().overview()
     assert (found.interrupted, round(found.interrupted_seconds, -4)) == (1, 170000)
 
 

@@ -6,7 +6,6 @@ from datetime import timedelta
 import pytest
 
 from flask_idempotency import ConfigurationError, LeaseLost, current_operation
-from flask_idempotency.stores.admin import admin_of
 from tests.log import ours
 from tests.web.leased.records import end_lease
 
@@ -59,7 +58,7 @@ def test_the_retention_cannot_end_before_the_operation(app, world, add, gate, ba
     gate.wait_until_reached()
     world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 hour'")
     assert world.post().status_code == 409
-    assert list(admin_of(app.extensions["idempotency"].records, "").purge(100)) == []
+    assert list(app.extensions["idempotency"].records.admin().purge(100)) == []
     gate.open()
     assert first.result().status_code == 201
     assert world.post().headers["Idempotent-Replayed"] == "true"

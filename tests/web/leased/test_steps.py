@@ -3,7 +3,6 @@
 import pytest
 
 from flask_idempotency import Retryable, StepError, StoreUnavailable, current_operation, idempotent
-from flask_idempotency.stores.admin import admin_of
 from tests.web.leased.records import steps
 
 
@@ -241,7 +240,7 @@ def test_steps_go_with_their_record(app, world, add_json, provider):
     world.post(), world.post(key="key-2")
     world.sql("update idempotency_record set expires_at = now() where attempt = 1 and ctid ="
               " (select min(ctid) from idempotency_record)")  # fmt: skip
-    assert sum(admin_of(app.extensions["idempotency"].records, "").purge(100)) == 1
+    assert sum(app.extensions["idempotency"].records.admin().purge(100)) == 1
     assert steps(world) == [("charge", 1)]
 
 

@@ -11,7 +11,7 @@ from tests.conftest import PATIENCE_SECONDS
 THREADS = 3
 
 
-@pytest.fixture(params=["hybrid", "sql", "redis", "memory"])
+@pytest.fixture(params=["hybrid", "sql", "redis"])
 def store(request):
     return request.param
 

@@ -7,6 +7,7 @@ import io
 import itertools
 import weakref
 
+import fakeredis
 import pytest
 from flask import Flask, Request, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
@@ -17,7 +18,14 @@ from flask_idempotency import Idempotency, idempotent
 from tests.flask_releases import let_go
 from tests.web.observed.heard import of, only
 
-pytestmark = pytest.mark.parametrize("store", ["memory"], indirect=True)
+pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
+
+IN_REDIS = {
+    "SQLALCHEMY_DATABASE_URI": "sqlite://",
+    "IDEMPOTENCY_STORE": "redis",
+    "IDEMPOTENCY_REDIS_PREFIX": "shop:",
+}
+"""It needs no server; a request that is only observed makes no other difference between the stores."""
 
 
 class Input(io.BufferedIOBase):
@@ -109,12 +117,12 @@ def apps():
 
 def make_app(observed, before, view, config=frozenset(), **options):
     db, app = SQLAlchemy(), Flask("shop")
-    app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+    app.config.update(IN_REDIS)
     app.config.update(config)
     db.init_app(app)
     if observed:
         app.config["IDEMPOTENCY_ENFORCE"] = False
-        Idempotency(app, db, scope=None)
+        Idempotency(app, db, scope=None, redis=fakeredis.FakeRedis())
     if before is not None:
 
         @app.before_request
@@ -125,6 +133,7 @@ def make_app(observed, before, view, config=frozenset(), **options):
         body, status = reader(view)()
         return repr((g.get("before"), body)), status
 
+    options = {"atomic": False, **options}
     app.add_url_rule(
         "/", "view", idempotent(**options)(answer) if observed else answer, methods=["POST"]
     )
@@ -231,11 +240,11 @@ def test_no_body_is_read_that_the_application_does_not_read(sent, heard, store):
 
 def observed_app(view, **options):
     db, app = SQLAlchemy(), Flask("shop")
-    app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+    app.config.update(IN_REDIS)
     app.config["IDEMPOTENCY_ENFORCE"] = False
     db.init_app(app)
-    options.setdefault("scope", None)
-    Idempotency(app, db, scope=None)
+    options = {"scope": None, "atomic": False, **options}
+    Idempotency(app, db, scope=None, redis=fakeredis.FakeRedis())
     app.add_url_rule("/", "view", idempotent(**options)(view), methods=["POST"])
     return app
 

@@ -15,7 +15,7 @@ from tests.stores import BOTH
 from tests.web.observed.heard import of, only
 
 POSTGRES = pytest.mark.parametrize("store", ["postgres"], indirect=True)
-STORES = pytest.mark.parametrize("store", ["postgres", "hybrid", "memory"], indirect=True)
+STORES = pytest.mark.parametrize("store", ["postgres", "hybrid"], indirect=True)
 
 
 @pytest.fixture

@@ -1,31 +1,23 @@
-"""A transaction on one of the application's engines that a view's session can join.
+"""A transaction in SQLite that a view's session can join.
 
-For stores without a protocol of their own to the database (PostgreSQL has one). Python's driver for
-SQLite begins transactions by itself, late, and not at all before a SAVEPOINT. So we turn that off and
-send BEGIN ourselves. IMMEDIATE: whoever begins gets the only right to write, or waits for it.
+Python's driver begins transactions by itself, late, and not at all before a SAVEPOINT. So we turn that
+off and send BEGIN ourselves. IMMEDIATE: whoever begins gets the only right to write, or waits for it.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
-import threading
 import weakref
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, exc
-from sqlalchemy.pool import StaticPool
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
 from flask_idempotency.core.process import here
-from flask_idempotency.drivers.inherited import sever
-from flask_idempotency.drivers.port import FAILED
 from flask_idempotency.session.units import Units
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
-
-TURN_SECONDS = 5.0
-"""How long to wait for the only connection of a database in memory: as long as for a lock in a file."""
 
 # Python 3.10 cannot remove an authorizer, and denies everything if it is set to None.
 _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
@@ -34,29 +26,21 @@ _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sq
 class BorrowedTransaction:
     """Begins at once. Whoever makes one ends it, by :meth:`commit` or :meth:`abandon`.
 
-    ``waits`` says whether to wait for other writers of a SQLite database, for as long as its driver
-    is configured to. Raises ``StoreUnavailable`` if the transaction cannot be begun.
+    ``waits`` says whether to wait for other writers, for as long as the driver is configured to.
+    Raises ``StoreUnavailable`` if the transaction cannot be begun.
     """
 
     def __init__(self, engine: Engine, *, waits: bool = True) -> None:
         self._open, self._process = False, here.process
-        self._turn = _turn(engine)
-        if self._turn is not None and not self._turn.acquire(timeout=TURN_SECONDS):
-            raise StoreUnavailable("The database is in memory, with one connection, which is in use.")
         try:
             self.connection: Connection = engine.connect()
         except exc.SQLAlchemyError as error:
-            self._end_turn()
             raise StoreUnavailable from error
         driver: Any = self.connection.connection.driver_connection
-        self._driver = driver
-        self._is_sqlite = isinstance(self._driver, sqlite3.Connection)
-        self._level: Any = None
+        self._driver, self._level = driver, driver.isolation_level
         try:
-            if self._is_sqlite:
-                self._level = self._driver.isolation_level
-                self._driver.isolation_level = None
-                self._begin(waits)
+            self._driver.isolation_level = None
+            self._begin(waits)
             self._root = self.connection.begin()
             self._open = True
             _all.add(self)
@@ -81,8 +65,8 @@ class BorrowedTransaction:
 
     def guard(self) -> None:
         """From now on others may use the transaction, and only we may end it."""
-        if self._is_sqlite:  # its units know statements and the driver's calls, not what triggers do
-            self._driver.set_authorizer(self._authorize)
+        # The units know statements and the driver's calls, not what triggers do.
+        self._driver.set_authorizer(self._authorize)
 
     def raise_if_ended(self) -> None:
         """Raise ``NotAtomic`` if somebody has ended the transaction all the same.
@@ -92,12 +76,10 @@ class BorrowedTransaction:
         if self._is_lost():
             raise StoreUnavailable
         ended = self.connection.get_transaction() is not self._root or not self._root.is_active
-        info = getattr(self._driver, "info", None)  # libpq's; it would roll back without a word
-        ended = ended or getattr(info, "transaction_status", None) == FAILED
-        if ended or (self._is_sqlite and not self._driver.in_transaction):
+        if ended or not self._driver.in_transaction:
             raise NotAtomic(
-                "the view ended the operation's transaction, or left it failed: inside an atomic"
-                " operation use db.session.commit() and rollback(), and roll back after an error"
+                "the view ended the operation's transaction: inside an atomic operation use"
+                " db.session.commit() and rollback(), and roll back after an error"
             )
 
     def commit(self) -> None:
@@ -106,9 +88,8 @@ class BorrowedTransaction:
         Raises ``StoreUnavailable`` if the connection is lost: then nobody knows the outcome.
         """
         try:
-            if self._is_sqlite:
-                self._driver.set_authorizer(_NO_AUTHORIZER)
-                self._driver.execute("COMMIT")
+            self._driver.set_authorizer(_NO_AUTHORIZER)
+            self._driver.execute("COMMIT")
             self._root.commit()
         except sqlite3.OperationalError as error:  # somebody reads for longer than we wait
             raise StoreUnavailable from error
@@ -138,15 +119,10 @@ class BorrowedTransaction:
         units.leave_to_parent()
         units.put_under(self.connection)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pooled))  # lasts longer than Python itself
-        if self._is_sqlite:
-            event.listen(engine, "do_connect", _refuse_connect)
-        else:
-            sever([self._driver])
+        event.listen(engine, "do_connect", _refuse_connect)
 
     def _is_lost(self) -> bool:
         """Return True if the connection is closed, and what was open on it rolled back."""
-        if not self._is_sqlite:
-            return bool(getattr(self._driver, "closed", False))
         try:
             self._driver.total_changes  # noqa: B018 -- asks nothing but whether it is open
         except sqlite3.ProgrammingError:
@@ -162,18 +138,13 @@ class BorrowedTransaction:
         try:
             if self._is_lost():
                 self.connection.invalidate()
-            elif self._is_sqlite:
+            else:
                 self._driver.set_authorizer(_NO_AUTHORIZER)
                 if self._driver.in_transaction:
                     self._driver.execute("ROLLBACK")
                 self._driver.isolation_level = self._level
         finally:
             self.connection.close()
-            self._end_turn()
-
-    def _end_turn(self) -> None:
-        if self._turn is not None:
-            self._turn.release()
 
 
 _all: weakref.WeakSet[BorrowedTransaction] = weakref.WeakSet()
@@ -191,13 +162,3 @@ def _refuse_connect(*_how: object) -> None:
         "this process was forked while its parent wrote to this SQLite database, whose locks do not"
         ' survive that: begin it with multiprocessing.get_context("spawn"), or use PostgreSQL'
     )
-
-
-_turns: weakref.WeakKeyDictionary[Engine, threading.Lock] = weakref.WeakKeyDictionary()
-
-
-def _turn(engine: Engine) -> threading.Lock | None:
-    """Whose turn it is on a database in memory: all share one connection, and so one transaction."""
-    if not isinstance(engine.pool, StaticPool):
-        return None
-    return _turns.setdefault(engine, threading.Lock())
