@@ -44,7 +44,10 @@ def set_up():
         app.config.update(on_sqlite(app), **config)
         db = SQLAlchemy(app)
         made.append((app, db))
-        return Idempotency(app, db, scope=None)
+        idempotency = Idempotency(app, db, scope=None)
+        with app.app_context():
+            db.create_all()
+        return idempotency
 
     yield set_up
     for app, db in made:

@@ -180,10 +180,13 @@ WHICH_STORE = re.compile(
 
 
 def test_only_where_a_store_is_made_is_it_asked_which_it_is():
-    """Whoever uses one asks what it can do. A series of the lock is there only if there is a lock."""
+    """Whoever uses one asks what it can do. A series of the lock is there only if there is a lock.
+
+    And what is stored is made older for a test behind the store's back.
+    """
     made = {"extension", "web.setup.settings", "web.setup.environment"}
     asking = {name for name in FILES if WHICH_STORE.search(FILES[name].read_text())}
-    assert asking == made | {"integrations.prometheus", "testing.external"}
+    assert asking == made | {"integrations.prometheus", "testing.age", "testing.external"}
 
 
 def test_the_house_has_these_rooms():
