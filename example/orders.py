@@ -16,13 +16,9 @@ from flask_idempotency import current_operation, idempotent
 blueprint = Blueprint("orders", __name__, url_prefix="/orders")
 blueprint.before_request(accounts.require_token)
 
-# Seconds until a retry may go on where a dead worker stopped. While a view runs, its heartbeat renews
-# the lease, so this may be shorter than the provider's time-out.
-LEASE = 5
-
 
 @blueprint.post("")
-@idempotent(atomic=False, lease=LEASE, heartbeat=True, on_interrupted="retry")
+@idempotent(atomic=False, on_interrupted="retry")
 def create() -> ResponseReturnValue:
     product_id, quantity, card = read_order(request.get_json())
     operation = current_operation

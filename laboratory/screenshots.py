@@ -28,7 +28,7 @@ from laboratory.dashboard import Prometheus, drawn
 from laboratory.lanes import Lane
 from laboratory.png import in_few_colours
 from laboratory.running import CannotStart
-from laboratory.shops import BE_SLOW, KILL_AFTER_CHARGE
+from laboratory.shops import BE_SLOW, KILL_AFTER_CHARGE, LEASE_SECONDS
 from laboratory.stage import OPERATOR_PASSWORD, Stage, open_stage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +39,6 @@ OPERATOR = "ada@example.org"
 WHY = "the provider has one charge for it, so a retry with the same key is safe"
 CUSTOMERS = 8  # at once
 PAUSE = 0.4  # seconds of one customer between two visits, on average
-LEASE_OVER = 6  # seconds: more than LEASE of example/orders.py
 COUNTED = 12  # seconds: the counts are written, and the records counted, every ten
 
 
@@ -140,7 +139,7 @@ def console(stage: Stage, lane: Lane, browser: Browser) -> None:
     take(page, "console-overview.png", "section[aria-labelledby=hour]")
     client = new_client(stage, lane)
     client.order(fault=KILL_AFTER_CHARGE)
-    time.sleep(LEASE_OVER)
+    time.sleep(LEASE_SECONDS + 1)
     [newest] = lane.rows(
         "SELECT encode(key, 'hex') AS key FROM idempotency_record"
         " WHERE state = 'in_progress' AND lease_expires_at < now() ORDER BY created_at DESC LIMIT 1"

@@ -36,6 +36,7 @@ KILL_AFTER_COMMIT = "kill the worker after the view's commit"
 KILL_AFTER_CHARGE = "kill the worker after the provider's charge"
 BE_SLOW = "be slow after the view's commit"
 
+LEASE_SECONDS = 5  # so that nobody waits a minute for what a killed worker has begun
 SLOW_SECONDS = 0.15  # long enough for the second click, and for some of 200 requests
 
 
@@ -44,7 +45,7 @@ def create_app() -> Flask:
     if is_without():
         app = without.create_app()
     else:
-        app = example.create_app()
+        app = example.create_app({"IDEMPOTENCY_LEASE": LEASE_SECONDS})
         watch(app_state(app))
     event.listen(Session, "after_flush", note_writes)
     event.listen(Session, "after_commit", after_commit)

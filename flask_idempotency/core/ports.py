@@ -59,9 +59,6 @@ class Lease(Hold, Protocol):
     without writing anything if another attempt has taken the operation over. What is finished or
     released gets no lease again: then ``extend`` and ``record`` raise it, too. An expired lease that
     nobody took over is still its holder's.
-
-    A lease may have one method more, ``apart()``: the same lease on connections that no request needs,
-    which the heartbeat extends.
     """
 
     def complete(self, response: StoredResponse, *, waits: bool = False) -> None:

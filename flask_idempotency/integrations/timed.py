@@ -122,11 +122,6 @@ class TimedHold(Timed):
         finally:
             self._end()
 
-    def apart(self) -> Timed:
-        """See :class:`~flask_idempotency.core.ports.Lease`."""
-        own = self._port.apart() if hasattr(self._port, "apart") else self._port
-        return Timed(own, "records", self._seconds)
-
     def open_step(self) -> Timed:
         """See :class:`~flask_idempotency.core.ports.Lease`."""
         step = _timed(self._seconds("records", "open_step"), self._port.open_step)

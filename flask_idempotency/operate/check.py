@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
-from flask_idempotency.core.ports import Lease
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction_scope import Joined
@@ -60,7 +59,7 @@ def _examine_servers(state: AppState) -> Iterator[Finding]:
     if ready:
         yield from _examine_keys(state, store)
         yield from _examine_claim(state, store)
-        yield from _examine_threads(state, store, has_counts=told.get("counts") == "ok")
+        yield from _examine_threads(state, has_counts=told.get("counts") == "ok")
     errors: list[BaseException | None] = []
 
     def note(_sender: object, event: Event) -> None:
@@ -131,9 +130,9 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     return Finding("ok", subject, "joins the operation's transaction")
 
 
-def _examine_threads(state: AppState, store: Admin, *, has_counts: bool) -> Iterator[Finding]:
+def _examine_threads(state: AppState, *, has_counts: bool) -> Iterator[Finding]:
     """Try once what threads of ours will do here, in a thread and on a connection such as they use."""
-    for what, work in _threads(state, store, has_counts):
+    for what, work in _threads(state, has_counts):
         try:
             reply(aside(state.app, work), PATIENCE_SECONDS)
         except Exception as error:  # a listener may raise anything
@@ -142,28 +141,14 @@ def _examine_threads(state: AppState, store: Admin, *, has_counts: bool) -> Iter
             yield Finding("ok", "threads", f"{what} works")
 
 
-def _threads(
-    state: AppState, store: Admin, has_counts: bool
-) -> Iterator[tuple[str, Callable[[], object]]]:
+def _threads(state: AppState, has_counts: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """The threads that this application has; that of the counts if their table is as it should be."""
     if not state.settings.has_table:  # elsewhere nobody listens
         return
     routes = [each.route for each in write_routes(state) if each.route is not None]
-    if any(route.heartbeat for route in routes):
-        yield "the heartbeat", partial(_renew, state, store)
     if state.purge is not None:
         yield "the background purge", state.purge.attempt
     if not all(route.enforce for route in routes):
         yield "observing", partial(state.own_records.look, trial_claim().key)
     if has_counts and (counts := defined_counts(state.table)) is not None:
         yield "the console's counts", Counts(state.own_engine, counts).attempt
-
-
-def _renew(state: AppState, store: Admin) -> None:
-    claim = replace(trial_claim(), lease_seconds=PATIENCE_SECONDS)
-    lease = cast("Lease", state.own_records.claim(claim))
-    try:
-        lease.extend(PATIENCE_SECONDS)
-    finally:
-        lease.release()
-        store.erase([claim.key])

@@ -401,7 +401,7 @@ class Hooks:
             view = self._enveloped(view)
             self._state.app.view_functions[endpoint] = view
         if route is not None:
-            if route.lease is not NOT_GIVEN and not route.heartbeat:
+            if route.lease is not NOT_GIVEN:
                 warn_if_short(route.lease, self._worker_timeout, f"the option lease of {endpoint}")
             route = route.resolved(self._state.settings, self._state.scope, endpoint)
             refuse_unsupported(self._state, route, route.name)

@@ -228,10 +228,9 @@ def handle(idempotency: Idempotency, event: dict[str, Any], slow: float) -> dict
 LEASED: Any = {
     "atomic": False,
     "lease": 1,
-    "heartbeat": True,
     "on_interrupted": "retry",
 }
-"""Short leases that are renewed: after a kill, a retry need not wait for long."""
+"""Short leases: after a kill, a retry need not wait for long, and a slow attempt is taken over."""
 
 
 def create_tables(url: str) -> None:

@@ -12,17 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import current_operation, idempotent, operation_observed
+from flask_idempotency import current_operation, operation_observed
 from flask_idempotency.cli import cli
 from scale.poolers import POOLERS, SERVER_CONNECTIONS, PgBouncer
 from tests.drivers import EACH
-from tests.waiting import wait_until
 
 PREPARES = pytest.mark.parametrize(("driver", "pooler"), [("psycopg", "pgbouncer")], indirect=True)
 
@@ -155,30 +153,6 @@ def test_what_is_only_observed_is_judged(behind, add_view):
         assert [world.post().status_code for _ in range(3)] == [201] * 3
     assert would == ["executed", "replayed", "replayed"]
     assert len(runs) == world.count() == 3
-    world.assert_clean()
-
-
-@EACH
-def test_a_lease_renews_itself(behind, background):
-    world, ends = behind(), threading.Event()
-
-    @world.app.post("/payments")
-    @idempotent(atomic=False, lease=1, heartbeat=True)
-    def charge():
-        charged = current_operation.step("charge", lambda: 1)
-        ends.wait(10)
-        return {"charged": charged}, 201
-
-    first = background(world.post)
-
-    def lease():
-        return next((record.lease_expires_at for record in world.records()), None)
-
-    begun = wait_until(lease, "the operation is claimed")
-    wait_until(lambda: lease() > begun + timedelta(seconds=0.5), "the lease is renewed")
-    assert world.post().status_code == 409
-    ends.set()
-    assert first.result().json == {"charged": 1}
     world.assert_clean()
 
 

@@ -179,10 +179,6 @@ class PostgresLease(Lease):
 
     statements = lease_statements
 
-    def apart(self) -> PostgresLease:
-        """The same lease for a thread of ours, past the pool of the application."""
-        return PostgresLease(self._messages.own, self._claim, attempt=self.attempt)
-
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step and renew the lease, in one statement."""
         self._change(lease_statements.RECORD_STEP, step=step, result=result, attempt=self.attempt)

@@ -16,12 +16,10 @@ from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
 
 from flask_idempotency.core.errors import (
-    LeaseLost,
     OperationFailed,
     OperationInterrupted,
     Problem,
     Retryable,
-    StoreUnavailable,
 )
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
@@ -31,16 +29,12 @@ from flask_idempotency.session.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
 from flask_idempotency.session.operation import Running, outer_transaction
 from flask_idempotency.session.set_aside import parked
-from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.signals import (
     conclude,
-    event_of,
     note,
     operation_interrupted,
     operation_released,
-    tell_failure,
-    warn,
 )
 
 from .attempt import Attempt, raise_again
@@ -52,7 +46,6 @@ _NOT_KNOWN_YET = "The outcome is not known yet; try again with the same key."
 class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
-    _beat: Heartbeat | None = None
     _has_run = False
 
     @property
@@ -124,7 +117,6 @@ class LeasedAttempt(Attempt):
         return outcome is not None
 
     def _abandon(self) -> None:
-        self._stop_beating()
         if self._operation.steps is not None:
             self._let_go()
         # The call of a view that was cut off may go on at the other side for some time. Who asks there
@@ -143,46 +135,9 @@ class LeasedAttempt(Attempt):
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
         steps = Steps(self._state, operation, lease, execution.claim, binds)
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
-        if self._route.heartbeat:
-            self._begin_beating(lease, steps)
         # A callable is asked about what an operator has released, too.
         is_open = execution.was_interrupted and (self._asks or not execution.was_released)
         return self._on_interrupted(steps) if is_open else None
-
-    def _begin_beating(self, lease: Lease, steps: Steps) -> None:
-        """Renew the lease from now on. The first one of a process shows that it can be done.
-
-        Raises ``StoreUnavailable`` if not: before anything of the view has run.
-        """
-        state = self._state
-        own = lease.apart() if hasattr(lease, "apart") else lease
-        self._beat = Heartbeat(state.app, own, self._route.lease, self._note_unrenewed, steps.is_held)
-        HEART.add(self._beat)
-        steps.beat = self._beat
-        if not state.has_beaten:
-            try:
-                self._beat.prove(HEART, anew=True)
-            except StoreUnavailable:
-                self._stop_beating()
-                if not self._execution.took_over:  # nothing has been done yet
-                    self._execution.release()
-                raise
-            state.has_beaten = True
-
-    def _note_unrenewed(self, error: Exception, left: float) -> None:
-        """The view runs, and its lease was not renewed, or was lost."""
-        event = event_of(self._current.told, attempt=self._operation.attempt, error=error)
-        if isinstance(error, LeaseLost):
-            warn(event, "another request took it over, or an operator decided, while its view runs")
-        elif left:
-            warn(event, "its lease cannot be renewed, and runs out in %.1f s: %r", left, error)
-        else:
-            text = "its lease has run out, and cannot be renewed: %r"
-            tell_failure(self._state.app, event, text, error)
-
-    def _stop_beating(self) -> None:
-        if self._beat is not None:
-            HEART.remove(self._beat)
 
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""
@@ -201,7 +156,6 @@ class LeasedAttempt(Attempt):
         if not is_settled:
             self._end_view(failed)
         with parked(self._state):
-            self._stop_beating()
             if failed:
                 self._operation.after_commit.clear()  # they were to follow a success
                 if self._has_run:  # otherwise on_interrupted decided so
@@ -213,7 +167,6 @@ class LeasedAttempt(Attempt):
     def _release(self) -> None:
         self._end_view(failed=True)
         with parked(self._state):
-            self._stop_beating()
             if self.phase is Phase.OPEN or self._is_unknown():
                 self.abandon()  # it stays interrupted
                 return

@@ -33,7 +33,6 @@ from flask_idempotency.session.leftovers import blocks_records, drop, refuse_uns
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.set_aside import parked, set_aside
 from flask_idempotency.session.transaction_scope import Joined
-from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, warn
@@ -76,11 +75,10 @@ class Steps:
     ) -> None:
         self._state, self._operation, self._lease, self._claim = state, operation, lease, claim
         self._other_binds = other_binds
-        self.beat: Heartbeat | None = None
         self._seconds = claim.lease_seconds or 0.0
         self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
         self._used: set[str] = set()
-        self._running: dict[str, bool] = {}  # by name, whether it is atomic
+        self._running: set[str] = set()
         self._lock = threading.Lock()
         self._process = here.process
 
@@ -89,7 +87,7 @@ class Steps:
         self._check(name, call)
         _check_retry(name, retry, atomic=atomic)
         step = PresentStep(self, name, atomic, retry, call)
-        with self._only_here(name, atomic):
+        with self._only_here(name):
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
                 run = partial(self._run, step)
@@ -166,15 +164,7 @@ class Steps:
         """Renew the lease. Raises ``LeaseLost`` before anything is done that would not count."""
         self._refuse_open_writes(f"step {step.name!r}")
         with parked(self._state):
-            self._extend(seconds)
-
-    def _extend(self, seconds: float) -> None:
-        """Renew the lease, and let nothing begin that the heartbeat cannot protect."""
-        if self.beat is not None:
-            self.beat.prove(HEART)
-        self._lease.extend(seconds)
-        if self.beat is not None:
-            self.beat.lasts(seconds)
+            self._lease.extend(seconds)
 
     def _refuse_open_writes(self, what: str) -> None:
         """Raise ``StepError`` if the record could not be written, because the session has written.
@@ -205,11 +195,6 @@ class Steps:
         present = self._present()
         return self._operation.after_commit if present is None else present.after_commit
 
-    def is_held(self) -> bool:
-        """Return True if a step's transaction holds the record."""
-        with self._lock:
-            return any(self._running.values())
-
     def finished(self) -> list[str]:
         """The steps whose results this attempt has."""
         return sorted(self._used)
@@ -227,7 +212,7 @@ class Steps:
                 " holds the record. Call it before; the end of the step renews the lease"
             )
         self._refuse_open_writes("extend()")
-        self._extend(seconds)
+        self._lease.extend(seconds)
 
     def _check(self, name: object, call: Callable[[], Any]) -> None:
         """Raise ``StepError`` for what cannot be a step, before anything is done.
@@ -257,7 +242,7 @@ class Steps:
             _present.reset(token)
 
     @contextmanager
-    def _only_here(self, name: str, atomic: bool) -> Iterator[None]:
+    def _only_here(self, name: str) -> Iterator[None]:
         """Raise ``StepError`` if the step has been called before, or runs in another thread."""
         with self._lock:
             if name in self._used:
@@ -269,12 +254,12 @@ class Steps:
                 raise StepError(
                     f"step {name!r} is running in another thread: call each step once, and wait for it"
                 )
-            self._running[name] = atomic
+            self._running.add(name)
         try:
             yield
         finally:
             with self._lock:
-                del self._running[name]
+                self._running.remove(name)
 
     def _run_in_transaction(self, step: PresentStep) -> bytes:
         state = self._state

@@ -57,7 +57,6 @@ class RunOptions(TypedDict, total=False):
     max_attempts: int | None
     refuse_old_keys: bool | Literal["require"]
     lease: float | timedelta
-    heartbeat: bool
     on_interrupted: Literal["hold", "retry"] | Callable[[Operation], Any]
 
 
@@ -103,7 +102,6 @@ class RouteOptions(RunOptions, total=False):
 
     * ``lease``: seconds or ``timedelta`` without a renewal after which the operation counts as
       interrupted.
-    * ``heartbeat``: ``True`` renews the lease while the view runs, every third of it.
     * ``on_interrupted``: what the next request gets after an interruption, when nobody knows whether
       the effect happened. ``"hold"``: 409, until an operator decides. ``"retry"``: the view runs again,
       except for its finished steps; once it began more than ``ttl`` ago, 409 as well. A callable
@@ -295,7 +293,6 @@ class Route:
     )
     refuse_old_keys: bool | str = _as_setting("refuse_old_keys")
     lease: float = _as_setting("lease")
-    heartbeat: bool = row(False, boolean, "True or False")
     on_interrupted: str | Callable[[Operation], Any] = row(
         "hold", _policy, "'hold', 'retry', or a callable, not async, that takes the operation"
     )
@@ -356,7 +353,7 @@ def read_options(options: RouteOptions) -> Route:
         raise ConfigurationError(
             f"{min(unknown)} is not an option of an idempotent route; there are: {', '.join(OPTIONS)}"
         )
-    for name in ("lease", "heartbeat", "on_interrupted"):
+    for name in ("lease", "on_interrupted"):
         if name in options and options.get("atomic", True):
             raise ConfigurationError(
                 f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"

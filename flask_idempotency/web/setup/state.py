@@ -85,7 +85,6 @@ class AppState(Databases):
     observer: Observer | None  # None where the store cannot observe
     purge: BackgroundPurge | None
     has_served: bool = False
-    has_beaten: bool = False  # a lease was renewed by the heartbeat
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
     # How long each operation took here, by its name: what a duplicate is told to wait.

@@ -100,7 +100,7 @@ def create_app(*, plain: bool = False) -> Flask:
 ROUTES: dict[str, dict[str, Any]] = {
     "atomic": {},
     "async": {},
-    "leased": {"atomic": False, "heartbeat": True, "lease": 30},
+    "leased": {"atomic": False},
     "step": {"atomic": False},
     "atomic-step": {"atomic": False},
 }

@@ -423,13 +423,11 @@ def test_check_advises_on_a_redis_that_will_be_full(world, run, redis_server):
 def serve_everything(app):
     """An application that has every thread of ours."""
     build_console(app)
-    lease = idempotent(atomic=False, heartbeat=True)(lambda: "")
-    app.add_url_rule("/leased", "leased", lease, methods=["POST"])
     app.add_url_rule("/seen", "seen", idempotent(enforce=False)(lambda: ""), methods=["POST"])
     return app
 
 
-PARTS = "the heartbeat", "the background purge", "observing", "the console's counts"
+PARTS = "the background purge", "observing", "the console's counts"
 
 
 @BOTH
@@ -478,7 +476,7 @@ def test_check_names_the_threads_whose_connections_lack_what_a_check_out_sets(wo
     assert not_ok(result) == {"threads": "FAILED"}
     for part in PARTS:
         assert f"{part} would fail: " in result.output
-    assert result.output.count("permission denied") + result.output.count("may not use") == 4
+    assert result.output.count("permission denied") + result.output.count("may not use") == 3
     assert "those for connect alone: set there what the tables need" in result.output
     with app.app_context():
         app_state(app).own_engine.dispose()

@@ -90,7 +90,7 @@ def test_who_was_taken_over_writes_nothing(world, add, gate, background, assert_
 def test_a_call_whose_attempt_was_taken_over_meanwhile_is_warned_of(
     world, add, gate, background, caplog
 ):
-    """Both attempts may have called, and without a heartbeat nobody else notices."""
+    """Both attempts may have called, and nobody else notices."""
 
     def view():
         current_operation.step("charge", lambda: current_operation.attempt == 1 and gate())
