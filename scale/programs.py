@@ -20,8 +20,6 @@ PACKAGES = {
     "nginx": "nginx-light",
     "unshare": "util-linux",
     "git": "git",
-    "redis-server": "redis-server",
-    "redis-cli": "redis-tools",
 }
 """The Debian package of each program."""
 

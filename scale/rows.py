@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import servers
-from scale import fronts, poolers, redis, tenants
+from scale import fronts, poolers, tenants
 from scale.haproxy import HAProxy
 from scale.patroni import DATABASE, PASSWORD, SUPERUSER, Cluster, cluster
 from scale.topology import Topology
@@ -156,22 +156,6 @@ ROWS += [
     ),
 ]
 
-ROWS += [
-    Row(
-        "redis-sentinel",
-        "Redis, three Sentinels",
-        ("redis-server",),
-        redis.SENTINEL_FAULTS,
-        redis.behind_sentinels,
-    ),
-    Row(
-        "redis-cluster",
-        "Redis Cluster, three masters",
-        ("redis-server", "redis-cli"),
-        redis.CLUSTER_FAULTS,
-        redis.on_a_cluster,
-    ),
-]
 ROWS += [
     Row(
         f"{pooler}-{driver}",

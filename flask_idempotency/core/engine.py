@@ -94,12 +94,14 @@ class Execution:
         sealed = self._sealer.seal(response, self.claim)
         lock_is_told = self._lock.finish(self.claim)
         # If this fails, the lock sends retries to the records for nothing, which costs them a look.
-        if waits:
-            cast("Lease", self.hold).complete(sealed, waits=True)
-        else:
-            self.hold.complete(sealed)
-        self._mine = False
-        lock_is_told()
+        try:
+            if waits:
+                cast("Lease", self.hold).complete(sealed, waits=True)
+            else:
+                self.hold.complete(sealed)
+            self._mine = False
+        finally:
+            lock_is_told()
 
     def release(self) -> None:
         """Give an operation with a lease back, so that the same key may try again."""

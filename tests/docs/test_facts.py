@@ -111,8 +111,8 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         )
         for page in ("configuration.md", "api.md")
     ),
-    ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a command", r"[\d.]+"), {"0.1"}),
-    ("Redis' limit", "request.md", after("gives no reply within ", " seconds", r"[\d.]+"), {"0.1"}),
+    ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a reply", r"[\d.]+"), {"0.05"}),
+    ("Redis' limit", "request.md", after("gives no reply within ", " seconds", r"[\d.]+"), {"0.05"}),
     *(
         ("the client's deadline", page, after(*words, r"\d+"), {str(RetryPolicy.deadline)})
         for page, *words in [
@@ -150,7 +150,7 @@ def test_a_page_lists_what_the_code_has(what, page, listed, real):
 
 def test_the_words_of_the_table_are_these_numbers():
     assert OWN_CONNECTIONS == 8
-    assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.1, 2, 600)
+    assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.05, 2, 600)
     assert (DEFAULTS["PROBE_AFTER"], DEFAULTS["TTL"]) == (1, 86400)
 
 

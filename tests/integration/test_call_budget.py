@@ -29,20 +29,20 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 575,
+        "first, hybrid": 704,
         "first, postgres": 470,
-        "replay, hybrid": 422,
+        "replay, hybrid": 488,
         "replay, postgres": 360,
-        "duplicate, hybrid": 347,
+        "duplicate, hybrid": 414,
         "unprotected bare view": 59,
         "unprotected empty view": 41,
     },
     "psycopg": {
-        "first, hybrid": 667,
+        "first, hybrid": 798,
         "first, postgres": 588,
-        "replay, hybrid": 452,
+        "replay, hybrid": 518,
         "replay, postgres": 390,
-        "duplicate, hybrid": 347,
+        "duplicate, hybrid": 414,
         "unprotected bare view": 59,
         "unprotected empty view": 41,
     },

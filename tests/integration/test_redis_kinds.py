@@ -43,7 +43,7 @@ def cluster() -> Iterator[Any]:
 
 
 class SentinelServer(servers.Redis):
-    """Redis in its other role. It has no password: the library's URL has none for Sentinels."""
+    """Redis in its other role. It has no password."""
 
     def __init__(self) -> None:
         super().__init__(settings={"requirepass": ""})
@@ -73,13 +73,10 @@ def old_redis() -> Iterator[Any]:
 
 
 class TlsFront:
-    """Speaks TLS with clients, and passes on what they say to a server that does not.
+    """Speaks TLS with clients, and passes on what they say to a server that does not."""
 
-    ``told`` are two ports of five digits; the first becomes the second in what the server says.
-    """
-
-    def __init__(self, port: int, certificate: Path, told: tuple[int, int]) -> None:
-        self._server, self._told = port, [str(port).encode() for port in told]
+    def __init__(self, port: int, certificate: Path) -> None:
+        self._server = port
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -106,8 +103,6 @@ class TlsFront:
                     for source in ready:
                         if not (data := source.recv(65536)):
                             return
-                        if source is server:
-                            data = data.replace(*self._told)
                         (client if source is server else server).sendall(data)
 
 
@@ -117,10 +112,8 @@ def tls_front(tmp_path: Path) -> Iterator[Callable[..., TlsFront]]:
     certificate, fronts = tmp_path / "front.pem", []
     certificate.write_bytes(self_signed())
 
-    def make(port: int, told: tuple[int, int] | None = None) -> TlsFront:
-        front = TlsFront(port, certificate, told or (port, 0))
-        if told is None:
-            front._told[1] = str(front.port).encode()
+    def make(port: int) -> TlsFront:
+        front = TlsFront(port, certificate)
         fronts.append(front)
         return front
 
@@ -180,12 +173,6 @@ def resp3_client(request: Any) -> Any:
     return client(request, protocol=3)
 
 
-def cluster_url(request: Any) -> Any:
-    server = request.getfixturevalue("cluster")
-    url = f"redis+cluster://:{server.password}@127.0.0.1:{server.port}"
-    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
-
-
 def cluster_client(request: Any) -> Any:
     server = request.getfixturevalue("cluster")
     return {}, {"redis": redis.RedisCluster.from_url(server.url)}, server
@@ -194,14 +181,6 @@ def cluster_client(request: Any) -> Any:
 def decoding_cluster_client(request: Any) -> Any:
     server = request.getfixturevalue("cluster")
     return {}, {"redis": redis.RedisCluster.from_url(server.url, decode_responses=True)}, server
-
-
-def sentinel_url(request: Any) -> Any:
-    server, port = request.getfixturevalue("own_redis"), request.getfixturevalue("sentinel").port
-    # The second one does not answer: it is asked only if the first does not.
-    hosts = f"127.0.0.1:{port},127.0.0.1:{servers.free_port()}"
-    url = f"redis+sentinel://:{server.password}@{hosts}/{MASTER}/0"
-    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
 
 
 # With a user and a password that mean something else in a URL, and as a URL must have them.
@@ -221,39 +200,10 @@ def odd_password(request: Any) -> Any:
     return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
 
 
-def odd_password_of_a_cluster(request: Any) -> Any:
-    """The first of its hosts does not answer."""
-    server = with_user(request.getfixturevalue("cluster"))
-    url = f"redis+cluster://{LOGIN}@127.0.0.1:{servers.free_port()},127.0.0.1:{server.port}/0"
-    return {"IDEMPOTENCY_REDIS_URL": f"{url}?socket_timeout=2"}, {}, server
-
-
-def odd_password_behind_a_sentinel(request: Any) -> Any:
-    server = with_user(request.getfixturevalue("own_redis"))
-    url = f"redis+sentinel://{LOGIN}@127.0.0.1:{request.getfixturevalue('sentinel').port}/{MASTER}"
-    return {"IDEMPOTENCY_REDIS_URL": f"{url}?socket_timeout=2"}, {}, server
-
-
 def tls(request: Any) -> Any:
     server = with_user(request.getfixturevalue("own_redis"))
     front = request.getfixturevalue("tls_front")(server.port)
     url = f"rediss://{LOGIN}@127.0.0.1:{front.port}/0?{front.trusted}"
-    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
-
-
-def tls_cluster(request: Any) -> Any:
-    server = with_user(request.getfixturevalue("cluster"))
-    front = request.getfixturevalue("tls_front")(server.port)
-    url = f"rediss+cluster://{LOGIN}@127.0.0.1:{front.port}?{front.trusted}"
-    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
-
-
-def tls_sentinel(request: Any) -> Any:
-    server = with_user(request.getfixturevalue("own_redis"))
-    make_front = request.getfixturevalue("tls_front")
-    master = make_front(server.port)
-    front = make_front(request.getfixturevalue("sentinel").port, told=(server.port, master.port))
-    url = f"rediss+sentinel://{LOGIN}@127.0.0.1:{front.port}/{MASTER}?{front.trusted}"
     return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
 
 
@@ -280,17 +230,11 @@ KINDS = [
     client,
     decoding_client,
     resp3_client,
-    cluster_url,
     cluster_client,
     decoding_cluster_client,
-    sentinel_url,
     sentinel_client,
     odd_password,
-    odd_password_of_a_cluster,
-    odd_password_behind_a_sentinel,
     tls,
-    tls_cluster,
-    tls_sentinel,
     without_hello,
     resp2_client_without_hello,
 ]
@@ -329,25 +273,6 @@ def test_lock_and_marker_are_in_redis(
     assert again.headers["Idempotent-Replayed"] == "true"
     assert again.data == first.data
     assert world.count() == 1
-
-
-@pytest.mark.parametrize("alive", [True, False], ids=["one-of-two", "none"])
-def test_dead_sentinels_hold_no_request_up(make_world: Any, request: Any, *, alive: bool) -> None:
-    nodes = [f"127.0.0.1:{servers.free_port()}" for _ in range(2)]
-    if alive:
-        nodes[1] = f"127.0.0.1:{request.getfixturevalue('sentinel').port}"
-    password = request.getfixturevalue("own_redis").password
-    url = f"redis+sentinel://:{password}@{','.join(nodes)}/{MASTER}"
-    world = make_world(IDEMPOTENCY_REDIS_URL=url)
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay() -> Any:
-        return {"paid": 1}, 201
-
-    started = time.monotonic()
-    assert world.post().status_code == 201
-    assert time.monotonic() - started < 1.5, "a time-out each, and nothing is asked twice"
 
 
 def test_a_client_that_speaks_resp_3_to_an_old_server_is_told_what_is_wrong(

@@ -55,7 +55,6 @@ USED = {
 OF_OTHERS = {
     "integrations/wtf.py": {"_value"},  # WTForms'
     "session/flask_context.py": {"_get_current_object"},  # Flask's
-    "stores/redis/wire.py": {"_connect"},  # redis-py's
 }
 """What other packages call the same."""
 

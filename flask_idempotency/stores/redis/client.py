@@ -1,62 +1,125 @@
-"""The client of Redis that an application's URL names."""
+"""The client of Redis that an application's URL names, and how a script gets there.
+
+Any ready client runs a script and waits. On a client that we made, a script can be sent now and its
+reply read later, so that PostgreSQL commits meanwhile.
+"""
 
 from __future__ import annotations
 
 import codecs
+import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from threading import TIMEOUT_MAX
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from redis import Redis, RedisCluster, RedisError, Sentinel
+from redis import ConnectionError as RedisConnectionError
+from redis import Redis, RedisError, ResponseError
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
 from redis.connection import parse_url
 from redis.retry import Retry
 
 from flask_idempotency.core.errors import ConfigurationError
 
-TIMEOUT_SECONDS = 0.1
+TIMEOUT_SECONDS = 0.05
 """For connecting, and for a reply. Redis replies in a tenth of a millisecond; a request that waits
 longer than this would be faster without it. ``?socket_timeout=`` in the URL wins."""
 
-SCHEMES = (
-    "redis",
-    "rediss",
-    "unix",
-    "redis+cluster",
-    "rediss+cluster",
-    "redis+sentinel",
-    "rediss+sentinel",
-)
+SCHEMES = ("redis", "rediss", "unix")
 """What ``IDEMPOTENCY_REDIS_URL`` may begin with; ``rediss`` is with TLS."""
-
-_PORTS = {"cluster": 6379, "sentinel": 26379}
 
 _OPTIONS: dict[str, Any] = {
     "socket_timeout": TIMEOUT_SECONDS,
     "socket_connect_timeout": TIMEOUT_SECONDS,
+    # redis-py's default retries would block a request for seconds.
     "retry": Retry(NoBackoff(), 0),
     # Every Redis speaks RESP 2. For RESP 3, redis-py's default, it must be version 6.
     "protocol": 2,
 }
 
-# redis-py leaves these without types.
-_parse: Any = parse_url
-_node: Any = ClusterNode
-_make_sentinel: Any = Sentinel
+_parse: Any = parse_url  # redis-py leaves it without types
 
 Client = Any  # Redis | RedisCluster; their common interface has no type of its own
+Reply = Callable[[], Any]
+
+
+class OwnRedis(Redis):
+    """The client that we made: a command can be sent now, and its reply read later.
+
+    **No reply is ever read as that of another command.** Between the two a connection belongs to its
+    command alone. It is kept for the next one only after its reply was read; whatever happens before
+    (an error, ``SystemExit``, nobody asking for the reply) takes the connection with it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._kept: deque[Any] = deque()
+
+    def send(self, *command: Any) -> Reply:
+        """Send a command. The returned function waits for its reply; call it once, or never.
+
+        The command must bear being run twice: if its connection has been idle, and turns out to be
+        closed or to lead to what is no longer the primary, it is sent again on a new one.
+        """
+        connection = self._idle_one()
+        if connection is None:
+            return self._send_on_a_new_one(command)
+        try:
+            connection.send_command(*command)
+        except RedisConnectionError:
+            return self._send_on_a_new_one(command)
+        return partial(self._reply, connection, to_repeat=command)
+
+    def _idle_one(self) -> Any:
+        """A connection that is kept; not one of a parent process, which goes on using it."""
+        with suppress(IndexError):
+            while (connection := self._kept.pop()).pid != os.getpid():
+                pass
+            return connection
+        return None
+
+    def _send_on_a_new_one(self, command: tuple[Any, ...]) -> Reply:
+        pool = self.connection_pool
+        connection = pool.connection_class(**pool.connection_kwargs)
+        connection.send_command(*command)
+        return partial(self._reply, connection)
+
+    def _reply(self, connection: Any, to_repeat: tuple[Any, ...] | None = None) -> Any:
+        try:
+            reply = connection.read_response(disable_decoding=True)
+        except (RedisConnectionError, ResponseError):  # a time-out is neither
+            connection.disconnect()
+            if to_repeat is None:
+                raise
+            return self._send_on_a_new_one(to_repeat)()
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._kept.append(connection)
+        return reply
+
+
+def send_script(client: Client, script: str, key: bytes, *arguments: bytes) -> Reply:
+    """Send a script that reads and writes one key; the returned function gives its reply.
+
+    Only a client that we made sends it now. Another cannot send without waiting, so it does both when
+    it is asked: a cluster's chooses a node, and a subclass may do anything besides sending.
+    """
+    command = "EVAL", script, 1, key, *arguments
+    if isinstance(client, OwnRedis):
+        return client.send(*command)
+    return partial(client.execute_command, *command, NEVER_DECODE=True)
 
 
 def client_from_url(url: str) -> Callable[[], Client]:
     """A function that makes the client for ``IDEMPOTENCY_REDIS_URL``; it connects at its first use.
 
-    Options are those of redis-py's ``from_url``, with every scheme of :data:`SCHEMES`. No client
-    retries by itself: redis-py's default retries would block a request for seconds. Raises
-    ``ConfigurationError`` for any other URL; no message quotes it.
+    Options are those of redis-py's ``from_url``. Raises ``ConfigurationError`` for a URL that the first
+    request would find to be wrong; no message quotes it.
     """
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
@@ -66,21 +129,16 @@ def client_from_url(url: str) -> Callable[[], Client]:
     with _reading("it"):
         parts = urlsplit(url)
     _check_encoded(url, parts)
-    base, _, kind = scheme.partition("+")
-    if base == "unix" and (parts.path in ("", "/") or parts.netloc.rpartition("@")[2]):
+    if scheme == "unix" and (parts.path in ("", "/") or parts.netloc.rpartition("@")[2]):
         raise _unusable("the path of its socket is missing, which begins with /")
-    if not kind:
-        client = _one_server(url, "" if base == "unix" else parts.path)
-        return lambda: client
-    login, at, hosts = parts.netloc.rpartition("@")
-    service, database = "", parts.path.removeprefix("/").rstrip("/")
-    if kind == "sentinel":
-        service, _, database = database.partition("/")
-        service = unquote(service)
-    with _reading("its port or one of its hosts"):
-        nodes = [_host_and_port(host, _PORTS[kind]) for host in hosts.split(",")]
-    options = _options(f"{base}://{login}{at}localhost/{database}?{parts.query}", f"/{database}")
-    return (_sentinel if kind == "sentinel" else _cluster)(nodes, service, options)
+    with _reading("its database"):
+        if scheme != "unix" and int(parts.path.strip("/") or 0) < 0:
+            raise ValueError
+    with _reading("its host, its port or one of its options"):
+        _check_options(url)
+        OwnRedis.from_url(url, **_OPTIONS).connection_pool.make_connection()
+        client = OwnRedis.from_url(url, **_OPTIONS)
+    return lambda: client
 
 
 def _check_encoded(url: str, parts: SplitResult) -> None:
@@ -95,42 +153,6 @@ def _check_encoded(url: str, parts: SplitResult) -> None:
         )
 
 
-def _options(url: str, path: str) -> dict[str, Any]:
-    """A URL's options besides its host, for clients without a ``from_url`` of their own."""
-    _one_server(url, path)
-    options = {**_OPTIONS, **_parse(url), "ssl": url.startswith("rediss:")}
-    return {n: v for n, v in options.items() if n not in ("host", "port", "connection_class")}
-
-
-def _cluster(nodes: list[tuple[str, int]], _: str, options: dict[str, Any]) -> Callable[[], Client]:
-    if options.pop("db", 0) != 0:
-        raise _unusable("a cluster has no database but 0")
-    return lambda: RedisCluster(startup_nodes=[_node(*place) for place in nodes], **options)
-
-
-def _sentinel(
-    nodes: list[tuple[str, int]], service: str, options: dict[str, Any]
-) -> Callable[[], Client]:
-    """The master's client. User, password and database are the master's, not the Sentinels'."""
-    if not service:
-        raise _unusable("the name of its service is missing")
-    common = ("socket_", "ssl", "retry", "protocol")
-    to_sentinels = {name: value for name, value in options.items() if name.startswith(common)}
-    master = _make_sentinel(nodes, sentinel_kwargs=to_sentinels).master_for(service, **options)
-    return lambda: master
-
-
-def _one_server(url: str, path: str) -> Client:
-    """The client of one server. Raises now what the first request would find."""
-    with _reading("its database"):
-        if int(path.strip("/") or 0) < 0:
-            raise ValueError
-    with _reading("its host, its port or one of its options"):
-        _check_options(url)
-        Redis.from_url(url, **_OPTIONS).connection_pool.make_connection()
-        return Redis.from_url(url, **_OPTIONS)
-
-
 def _check_options(url: str) -> None:
     """Raise ``ValueError`` or ``LookupError`` for what redis-py would find at the first request."""
     options = _parse(url)
@@ -141,13 +163,6 @@ def _check_options(url: str) -> None:
             raise ValueError
     codecs.lookup(options.get("encoding", "utf-8"))
     codecs.lookup_error(options.get("encoding_errors", "strict"))
-
-
-def _host_and_port(text: str, usual_port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname:
-        raise ValueError
-    return parts.hostname, parts.port or usual_port
 
 
 @contextmanager
@@ -161,9 +176,8 @@ def _reading(what: str) -> Iterator[None]:
 def _unusable(why: str) -> ConfigurationError:
     return ConfigurationError(
         f"IDEMPOTENCY_REDIS_URL cannot be used: {why}. Allowed are redis://user:password@host:port/0,"
-        " unix:///path?db=0, redis+cluster://host:port and"
-        " redis+sentinel://host:port/service/0; several hosts with commas between them; rediss in place"
-        " of redis for TLS; special characters in user and password are percent-encoded"
+        " rediss://… for TLS and unix:///path?db=0; special characters in user and password are"
+        " percent-encoded. For a cluster or Sentinels, give init_app a ready client as redis="
     )
 
 

@@ -12,7 +12,6 @@ needs Redis 7).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -25,8 +24,7 @@ from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import Finding, trial_claim
 
-from .client import Client, cause, milliseconds
-from .wire import Reply, wire_of
+from .client import Client, Reply, cause, milliseconds, send_script
 
 LOCK_SECONDS = 10.0
 """How long a lock outlives a worker that died. Nothing depends on it: a duplicate older than
@@ -86,39 +84,18 @@ class RedisLock:
         on_resume: Callable[[], object] = bool,
     ) -> None:
         self._connected = cache(client)
-        self._wire = cache(lambda: wire_of(self._connected()))
         self._prefix = prefix
         self._probe_after = probe_after
         self._lock_seconds = max(LOCK_SECONDS, 2 * probe_after)
         self._lock_milliseconds = b"%d" % milliseconds(self._lock_seconds)
         self._on_failure, self._on_pause, self._on_resume = on_failure, on_pause, on_resume
-        self._skip_until: float | None = None
-        self._untold = [True]  # for whoever tells of a failure: whether Redis worked until then
-        self._probes: dict[int, object] = {}  # the request that probes, by process
+        self._skip_until = 0.0  # while Redis works
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        return self._acquire(claim) if self._skip_until is None else self._probe(claim)
-
-    def _acquire(self, claim: Claim, *, probes: bool = False) -> Glance:
         value = _value(claim)
         arguments = self._lock_milliseconds, value.rpartition(b":")[2]
-        sent = self._send(ACQUIRE, claim, value, *arguments, probes=probes)
-        return self._read(sent, self._glance) or Glance.ASK
-
-    def _probe(self, claim: Claim) -> Glance:
-        """After the pause one request tries, for as long as that takes; the others go on without."""
-        this, pid = object(), os.getpid()  # a child has no part in what its parent's threads do
-        if self._probes.setdefault(pid, this) is not this:
-            return Glance.ASK
-        try:
-            until = self._skip_until
-            if until is not None and time.monotonic() < until:
-                return Glance.ASK
-            self._untold = [until is None]
-            return self._acquire(claim, probes=True)
-        finally:
-            del self._probes[pid]
+        return self._read(self._send(ACQUIRE, claim, value, *arguments), self._glance) or Glance.ASK
 
     def _glance(self, reply: Any) -> Glance:
         kind, left_ms = map(int, reply)
@@ -185,13 +162,13 @@ class RedisLock:
                 full = "once full it refuses the lock, and all requests go to PostgreSQL (noeviction)"
                 yield Finding("advice", "Redis memory", full, "set maxmemory-policy volatile-ttl")
 
-    def _send(self, script: str, claim: Claim, *arguments: bytes, probes: bool = False) -> Reply | None:
-        """Send a script; None if that fails, or while Redis is left alone, unless this one probes."""
-        if self._skip_until is not None and not probes:
+    def _send(self, script: str, claim: Claim, *arguments: bytes) -> Reply | None:
+        """Send a script; None if that fails, or while Redis is left alone."""
+        if self._skip_until and not self._may_probe():
             return None
         key = self._prefix + claim.key.hex()
         try:
-            return self._wire().send(script, key.encode(), *arguments)
+            return send_script(self._connected(), script, key.encode(), *arguments)
         except Exception as error:  # whatever goes wrong there, the records decide
             self._fail(error)
             return None
@@ -205,22 +182,26 @@ class RedisLock:
         except Exception as error:
             self._fail(error)
             return None
-        if self._skip_until is not None:
-            self._skip_until, self._untold = None, [True]
+        if self._skip_until:
+            self._skip_until = 0.0
             log.info("Redis works again")
             self._on_resume()
         return result
 
+    def _may_probe(self) -> bool:
+        """After each pause one request tries, which begins the next pause for all others."""
+        now = time.monotonic()
+        if now < self._skip_until:
+            return False
+        self._skip_until = now + PAUSE_SECONDS
+        return True
+
     def _fail(self, error: Exception) -> None:
-        """Begin the pause. Of those that fail together one says so: ``pop`` gives it to one of them."""
-        self._skip_until = time.monotonic() + PAUSE_SECONDS
+        """Begin the pause, and say so if Redis worked until then."""
+        worked, self._skip_until = not self._skip_until, time.monotonic() + PAUSE_SECONDS
         self._on_failure(error)
-        try:
-            worked = self._untold.pop()
-        except IndexError:
-            return
-        log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
         if worked:
+            log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
             self._on_pause(error)
 
 

@@ -29,9 +29,8 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import legible, record_of
 
-from .client import Client, cause, milliseconds
+from .client import Client, cause, milliseconds, send_script
 from .scripts import AT_ONCE, NOW, RESULTS, STEPS, is_observed
-from .wire import wire_of
 
 _FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body",
@@ -138,7 +137,6 @@ class RedisRecords:
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
         self.prefix = f"{prefix}record:"
         self.connected = cache(client)
-        self._wire = cache(lambda: wire_of(self.connected()))
 
     def admin(self) -> Any:
         """Return the operator's side."""
@@ -172,7 +170,7 @@ class RedisRecords:
         words = [word if isinstance(word, bytes) else str(word).encode() for word in arguments]
 
         def reply() -> Any:
-            return self._wire().send(script, name, *words)()
+            return send_script(self.connected(), script, name, *words)()
 
         return _twice(reply)
 

@@ -161,10 +161,9 @@ class Settings:
         " SQLite file.")
     redis_url: str | None = row(None, optional(_matching(r"(?s).*")),
         "a URL; None or empty for none",
-        "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
-        " `redis+sentinel://host:port/service`; with TLS, the last two are `rediss+cluster://` and"
-        " `rediss+sentinel://`. Time-outs are 0.1 s unless the URL sets others"
-        " (`?socket_timeout=0.05`): a request that waits longer would be faster without Redis.")
+        "`redis://`, `rediss://` or `unix://`; for a cluster or Sentinels, give a ready client as"
+        " `redis=`. Time-outs are 0.05 s unless the URL sets others"
+        " (`?socket_timeout=0.2`): a request that waits longer would be faster without Redis.")
     redis_prefix: str | None = row(None, optional(_matching(r"[\x21-\x7e]{1,100}")),
         "1 to 100 visible ASCII characters",
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"

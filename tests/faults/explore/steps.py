@@ -158,7 +158,7 @@ class Servers:
         with (
             patch.object(RawConnection, "send", step_by_step),
             patch.object(holds, "time", Clock),
-            patch.object(lock, "wire_of", SteppedWire),
+            patch.object(lock, "send_script", send_in_a_step),
         ):
             yield
 
@@ -198,22 +198,17 @@ class Servers:
         return answers[0 if "DELETE" in sql else -1]
 
 
-class SteppedWire:
-    """The lock's way to Redis: every script is a step, and run when it is sent."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
-
-    def send(self, script: str, *arguments: Any) -> Callable[[], Any]:
-        actor = Actor.current()
-        if actor is None:
-            reply = self._client.eval(script, 1, *arguments)
-            return lambda: reply
-        name = "acquire" if "PTTL" in script else "mark" if "done" in script else "release"
-        how = actor.stop_before(name, Kind.REDIS)
-        reply = self._client.eval(script, 1, *arguments)
-        actor.acted = reply == [0, 0]  # taken; nothing is left to lose after the other two
-        return lambda: _lost() if how == ANSWER_LOST else reply
+def send_in_a_step(client: redis.Redis, script: str, *arguments: Any) -> Callable[[], Any]:
+    """Run a script of the lock's as a step, when it is sent."""
+    actor = Actor.current()
+    if actor is None:
+        reply = client.eval(script, 1, *arguments)
+        return lambda: reply
+    name = "acquire" if "PTTL" in script else "mark" if "done" in script else "release"
+    how = actor.stop_before(name, Kind.REDIS)
+    reply = client.eval(script, 1, *arguments)
+    actor.acted = reply == [0, 0]  # taken; nothing is left to lose after the other two
+    return lambda: _lost() if how == ANSWER_LOST else reply
 
 
 def _lost() -> None:

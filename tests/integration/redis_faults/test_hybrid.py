@@ -116,7 +116,7 @@ def test_a_redis_slower_than_its_timeout_costs_one_timeout_and_leaves_a_lock_tha
         assert ask(own_redis).get(ghost) != b"1:done"
 
         other_worker = world.app.extensions["idempotency"].lock
-        monkeypatch.setattr(other_worker, "_skip_until", None)  # it has not seen Redis fail
+        monkeypatch.setattr(other_worker, "_skip_until", 0.0)  # it has not seen Redis fail
         started = time.monotonic()
         while (retry := world.post(key="key-0")).status_code == 409:
             assert time.monotonic() - started < 1.5, "a young lock is believed for a second"
