@@ -1,6 +1,6 @@
 """``/checkout/<product>``: the same as a page, paid from the balance. It works without JavaScript."""
 
-from flask import Blueprint, abort, flash, redirect, render_template, url_for
+from flask import Blueprint, abort, flash, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_login import login_required
 from flask_wtf import FlaskForm
@@ -34,11 +34,15 @@ def show(product_id: int) -> ResponseReturnValue:
     return _page(product_id, CheckoutForm())
 
 
+def _purchase() -> bytes:
+    """What is bought, without the CSRF token, which templates/error.html may replace."""
+    return f"{request.path} {request.form.get('quantity')}".encode()
+
+
 # `wait`: the browser shows the response to the second click, which should be the payment's, no 409.
-# The CSRF token may be a new one when the same form is sent again: see templates/error.html.
 @blueprint.post("/<int:product_id>")
 @login_required
-@idempotent(exclude=["form:csrf_token"], wait=10)
+@idempotent(fingerprint=_purchase, wait=10)
 def buy(product_id: int) -> ResponseReturnValue:
     form = CheckoutForm()
     if not form.validate():

@@ -9,16 +9,11 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Final, Protocol
 
-from flask_idempotency.core.errors import ACP_CODES
-
 LATE: Final = "The response was still coming at the call's deadline."
 NO_END: Final = (
     "The response broke off in its headers, or the server does not say where it ends:"
     " by a Content-Length, chunks, or Connection: close and a body."
 )
-_OF_ACP: Final = ("invalid_request", "processing_error", "service_unavailable")
-_NAMES: Final = {code: name for name, code in ACP_CODES.items()}
-
 INTERIM: Final = (
     "The server sent an interim response (1xx); Python's HTTP client cannot skip it to the real one."
 )
@@ -110,10 +105,7 @@ def problem_of(response: HasContent) -> str:
 
 
 def problem_type(headers: Mapping[str, str], body: bytes) -> str:
-    """The last part of a problem's type (RFC 9457), such as ``request-in-progress``, or ``""``.
-
-    The Agentic Commerce Protocol has codes in their place.
-    """
+    """The last part of a problem's type (RFC 9457), such as ``request-in-progress``, or ``""``."""
     media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         return ""
@@ -122,6 +114,4 @@ def problem_type(headers: Mapping[str, str], body: bytes) -> str:
     except (ValueError, RecursionError):
         return ""
     kind = document.get("type") if isinstance(document, dict) else None
-    if kind in _OF_ACP and isinstance(code := document.get("code"), str):
-        return _NAMES.get(code, code.replace("_", "-"))
     return re.split("[:/#]", kind)[-1] if isinstance(kind, str) else ""

@@ -227,15 +227,6 @@ PROBLEMS: tuple[type[Problem], ...] = (
 """What a client of a protected endpoint may meet, by rising status."""
 
 
-ACP_CODES = {
-    "key-required": "idempotency_key_required",
-    "key-reused": "idempotency_conflict",
-    "request-in-progress": "idempotency_in_flight",
-}
-"""The codes of the Agentic Commerce Protocol for some problems (section 6); others have their name,
-with underscores."""
-
-
 def sqlstate(error: BaseException | None) -> str | None:
     """The SQLSTATE of an error of any driver for PostgreSQL; None for any other error."""
     code: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

@@ -11,23 +11,22 @@ import hmac
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
-from .errors import BodyMalformed, ConfigurationError, KeyMalformed, shown
+from .errors import BodyMalformed, ConfigurationError, shown
 from .keys import Part, digest
 
 REQUEST: Final = 1  # 2 and 3 were JSON and FIELDS with another canonical form
 CUSTOM: Final = 4
 JSON: Final = 5
 FIELDS: Final = 6
-JSON_VALUES: Final = 7
 
 _CODES: Final = 16
-"""The algorithms' codes are below this. The code of one that was given lists of names is that plus this
-times a number from 1 to :data:`_LISTS`, which stands for the lists: see :func:`_fingerprint`."""
+"""The algorithms' codes are below this. The code of one that was given a list of pointers is that plus
+this times a number from 1 to :data:`_LISTS`, which stands for the list: see :func:`by_fields`."""
 
 _LISTS: Final = 2047
 """The largest such code still fits the column, a smallint. One pair of lists in 2047 has the same
@@ -41,10 +40,6 @@ _DIGEST_BYTES: Final = 16
 """128 bits of SHA-256. A fingerprint is compared only with that of the same key, in the same scope:
 whoever finds two requests with one fingerprint, after some 2^64 tries, is told about their own first
 request. To match the request of somebody else takes 2^128."""
-
-MAX_EXPONENT: Final = 400
-"""Characters of a number's exponent where numbers are compared by value. Far beyond what any reader
-tells from zero or infinity; arithmetic with much longer ones takes time, and Python refuses it."""
 
 MISSING: Final = object()
 """What :func:`resolve` returns for a missing member; null is None."""
@@ -134,71 +129,45 @@ def _mac(data: bytes, key: bytes) -> bytes:
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).digest()
 
 
-def by_request(parts: RequestParts, without: Sequence[Pointer | Named] = ()) -> Fingerprint:
-    """Digest method, host, path, sorted query, media type and body.
-
-    :param without: what does not count: parameters of the query and fields of a form.
-    """
-    if without:
-        parts = _leave_out(parts, without)
-    content = _content(parts)
-    return _fingerprint(REQUEST, *_target(parts), parts.media_type, *content, without=without)
+def by_request(parts: RequestParts) -> Fingerprint:
+    """Digest method, host, path, sorted query, media type and body."""
+    return _fingerprint(REQUEST, *_target(parts), parts.media_type, *_content(parts))
 
 
-def by_json(
-    parts: RequestParts, without: Sequence[Pointer | Named] = (), *, by_value: bool = False
-) -> Fingerprint:
+def by_json(parts: RequestParts) -> Fingerprint:
     """Like :func:`by_request`, with a JSON body in canonical form.
 
-    Order of members and whitespace do not matter. The bytes of a body count if its media type is not
-    JSON.
+    Order of members and whitespace do not matter. Numbers are compared as they are written: no rounding
+    makes two equal. The bytes of a body count if its media type is not JSON.
 
-    :param without: as for :func:`by_request`, and also members and items of a JSON body.
-    :param by_value: whether numbers with the same mathematical value are equal, as in JSON Schema
-        2020-12, section 4.2.2. Otherwise they are compared as text. No rounding makes two equal.
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
-    if without:
-        parts = _leave_out(parts, without)
-    pointers = [each for each in without if isinstance(each, Pointer)]
-    if not _is_json(parts):
-        content: tuple[str, str | bytes] = _content(parts)
-    elif pointers or by_value:
-        document = _decoded(_VALUES if by_value else _STRICT, parts.body, _text(parts.body))
-        _remove(document, pointers)
-        content = "json", _canonical(document)
-    else:
-        content = "json", _canonical_json(parts.body)
-    algorithm = JSON_VALUES if by_value else JSON
-    return _fingerprint(algorithm, *_target(parts), parts.media_type, *content, without=without)
+    is_json = _is_json(parts)
+    content = ("json", _canonical_json(parts.body)) if is_json else _content(parts)
+    return _fingerprint(JSON, *_target(parts), parts.media_type, *content)
 
 
-def by_fields(
-    parts: RequestParts,
-    fields: Sequence[Pointer | Named],
-    headers: Mapping[str, str | None] | None = None,
-    without: Sequence[Pointer | Named] = (),
-) -> Fingerprint:
-    """Digest method, host, path, sorted query, only some fields of a JSON body, and some headers.
+def by_fields(parts: RequestParts, fields: Sequence[Pointer]) -> Fingerprint:
+    """Digest method, host, path, sorted query, and only some fields of a JSON body.
 
-    A missing field differs from null. The whole body counts if its media type is not JSON.
+    A missing field differs from null. The whole body counts if its media type is not JSON. The code is
+    one that another list does not have, so those of two lists cannot be compared: a deployment that
+    changes a list would otherwise reject the retries of what came before it.
 
-    :param headers: the value of each header that ``fields`` names; None if the request has none.
-    :param without: as for :func:`by_request`.
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
-    if without:
-        parts = _leave_out(parts, without)
-    compared = [digest(name, value) for name, value in sorted((headers or {}).items())]
     if not _is_json(parts):
         content = _content(parts)
     else:
         document, values = parse_json(parts.body), []
-        for pointer in sorted({each for each in fields if isinstance(each, Pointer)}):
+        for pointer in sorted(set(fields)):
             value = resolve(document, pointer)
             values.append(digest(pointer.text, None if value is MISSING else _canonical(value)))
         content = "fields", digest(*values)
-    return _fingerprint(FIELDS, *_target(parts), *content, *compared, fields=fields, without=without)
+    found = _fingerprint(FIELDS, *_target(parts), *content)
+    names = sorted({pointer.text for pointer in fields})
+    number = 1 + int.from_bytes(digest(*names)[:4], "big") % _LISTS
+    return Fingerprint(FIELDS + _CODES * number, found.digest)
 
 
 def by_value(value: bytes) -> Fingerprint:
@@ -213,56 +182,8 @@ def by_value(value: bytes) -> Fingerprint:
     return _fingerprint(CUSTOM, value)
 
 
-def _fingerprint(
-    algorithm: int,
-    *parts: Part,
-    fields: Sequence[Pointer | Named] = (),
-    without: Sequence[Pointer | Named] = (),
-) -> Fingerprint:
-    """The fingerprint, with a code that another list of names does not have.
-
-    Those of two lists cannot be compared: a deployment that changes a list would otherwise reject the
-    retries of what came before it.
-    """
-    code = algorithm
-    if fields or without:
-        names = *sorted({each.text for each in fields}), None, *sorted({each.text for each in without})
-        code += _CODES * (1 + int.from_bytes(digest(*names)[:4], "big") % _LISTS)
-    return Fingerprint(code, digest("fingerprint", algorithm, *parts)[:_DIGEST_BYTES])
-
-
-def _leave_out(parts: RequestParts, without: Iterable[Pointer | Named]) -> RequestParts:
-    """The same without some parameters of its query and fields of its form, each time they occur."""
-    named = [each for each in without if isinstance(each, Named)]
-    fields = {each.name for each in named if each.kind == "form"}
-    query, form, body = parts.query, parts.form, parts.body
-    if isinstance(query, str):
-        query = query.encode("utf-8", "surrogatepass")
-    if form is not None:
-        form = tuple(each for each in form if each.name not in fields)
-    elif parts.media_type == "application/x-www-form-urlencoded":
-        body = _others(body, fields)
-    query = _others(query, {each.name for each in named if each.kind == "query"})
-    return replace(parts, query=query, form=form, body=body)
-
-
-def _others(pairs: bytes, names: set[str]) -> bytes:
-    left_out = {name.encode("utf-8", "surrogatepass") for name in names}
-    return b"&".join(pair for pair in pairs.split(b"&") if _query_name(pair) not in left_out)
-
-
-def _remove(document: object, pointers: Iterable[Pointer]) -> None:
-    """Take what the pointers name out of a document, from its end on: an item's index may change."""
-    last_first = sorted(
-        set(pointers), key=lambda each: [(len(t), t) for t in each.tokens], reverse=True
-    )
-    for pointer in last_first:
-        *above, last = pointer.tokens
-        parent = resolve(document, replace(pointer, tokens=tuple(above)))
-        if isinstance(parent, dict):
-            parent.pop(last, None)
-        elif isinstance(parent, list) and _has_item(parent, last):
-            del parent[int(last)]
+def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
+    return Fingerprint(algorithm, digest("fingerprint", algorithm, *parts)[:_DIGEST_BYTES])
 
 
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:
@@ -392,33 +313,11 @@ def _constant(text: str) -> NoReturn:
     raise BodyMalformed(f"The JSON body contains {text}, which is not JSON.")
 
 
-def _value(text: str) -> tuple[float, str]:
-    """A number as its digits and a power of ten: the same for all that have the same value."""
-    number, _, exponent = text.lower().partition("e")
-    if len(exponent) > MAX_EXPONENT:
-        raise BodyMalformed(
-            f"The JSON body has a number with an exponent of more than {MAX_EXPONENT} characters."
-        )
-    whole, _, fraction = number.lstrip("-").partition(".")
-    digits = (whole + fraction).lstrip("0")
-    short = digits.rstrip("0")
-    if not short:
-        return math.nan, "0"
-    power = int(exponent or 0) - len(fraction) + len(digits) - len(short)
-    return math.nan, f"{'-' if text[0] == '-' else ''}{short}e{power}"
-
-
 _QUICK = json.JSONDecoder(parse_float=_as_written, parse_constant=_constant)
 _STRICT = json.JSONDecoder(
     object_pairs_hook=_members,
     parse_float=_as_written,
     parse_int=_integer,
-    parse_constant=_constant,
-)
-_VALUES = json.JSONDecoder(
-    object_pairs_hook=_members,
-    parse_float=_value,
-    parse_int=lambda text: _value(str(int(text))),  # int() refuses what no view could read either
     parse_constant=_constant,
 )
 _MINUS_ZERO = re.compile(r"-0\s*(?:[,\]}]|$)")
@@ -430,19 +329,6 @@ def _canonical(document: object) -> str:
         return _ENCODER.encode(document)
     except RecursionError:
         raise BodyMalformed(_TOO_DEEP) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A part of a request that has a name: a parameter of its query, a field of its form, a header."""
-
-    kind: str
-    name: str
-
-    @property
-    def text(self) -> str:
-        """How an option names it, such as ``form:name``."""
-        return f"{self.kind}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -482,40 +368,3 @@ def resolve(document: object, pointer: Pointer) -> object:
 
 def _has_item(items: list[object], token: str) -> bool:
     return bool(re.fullmatch("0|[1-9][0-9]{0,9}", token)) and int(token) < len(items)
-
-
-_KINDS = {
-    type(None): "null",
-    bool: "a boolean",
-    dict: "an object",
-    list: "an array",
-    type(MISSING): "missing",
-}
-
-
-def natural_key(value: object, max_length: int = 255) -> str:
-    """Take a value of a JSON body as idempotency key.
-
-    :param value: what :func:`resolve` found.
-    :param max_length: the most characters a key may have.
-    :return: a string as it is, an integer in decimal; -0 is 0.
-    :raises KeyMalformed: if it is neither, empty or too long; the detail never contains it.
-    """
-    match value:
-        case str():
-            key = value
-        case tuple() if value[1:] == ("-0",):
-            key = "0"
-        case int() if not isinstance(value, bool):
-            try:
-                key = str(value)
-            except ValueError:  # longer than Python writes an integer, and than any key
-                key = ""
-        case _:
-            kind = _KINDS.get(type(value), "a number with a fraction or an exponent")
-            raise KeyMalformed(
-                f"The field that serves as the key must be a string or an integer, but is {kind}."
-            )
-    if not 1 <= len(key) <= max_length:
-        raise KeyMalformed(f"The field that serves as the key must have 1 to {max_length} characters.")
-    return key

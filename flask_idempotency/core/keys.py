@@ -45,39 +45,74 @@ _NAMED = {
 }
 
 
-def parse_key(value: str, max_length: int = 255, min_length: int = 1) -> str:
+MAX_LENGTH = 255
+"""The longest key, in characters after decoding: what other APIs allow."""
+
+KEY_SYNTAX = (
+    f"1 to {MAX_LENGTH} characters, printable ASCII in double quotes (a string of RFC 8941) or, without"
+    " quotes, visible ASCII except comma, semicolon, double quote and backslash"
+)
+"""How a key in the header must look, in words."""
+
+
+def parse_key(value: str) -> str:
     """Read the value of an ``Idempotency-Key`` header.
 
     A structured-field string (``"8e03…"``, RFC 8941 section 3.3.3) and the bare token that most
     clients send name the same key. Case counts; spaces around the value do not.
 
     :param value: the value as WSGI gives it, bytes decoded as latin-1.
-    :param max_length: the most characters a key may have after decoding.
-    :param min_length: the fewest; keys that can be guessed are short.
-    :return: the key, ``min_length`` to ``max_length`` printable ASCII characters.
+    :return: the key, 1 to :data:`MAX_LENGTH` printable ASCII characters.
     :raises KeyMalformed: otherwise; the detail says what is wrong, but never the key.
     """
     text = value.strip(" ")
     key, fault = _quoted(text) if text.startswith('"') else _bare(text)
     if not fault and not key:
         fault = "is empty"
-    elif not fault and len(key) > max_length:
-        fault = f"is longer than {max_length} characters"
-    elif not fault and len(key) < min_length:
-        fault = f"is shorter than {min_length} characters"
+    elif not fault and len(key) > MAX_LENGTH:
+        fault = f"is longer than {MAX_LENGTH} characters"
     if fault:
-        raise KeyMalformed(
-            f"The idempotency key {fault}. Allowed: {key_syntax(max_length, min_length)}."
-        )
+        raise KeyMalformed(f"The idempotency key {fault}. Allowed: {KEY_SYNTAX}.")
     return key
 
 
-def key_syntax(max_length: int, min_length: int = 1) -> str:
-    """How a key in the header must look, in words."""
-    return (
-        f"{min_length} to {max_length} characters, printable ASCII in double quotes (a string of RFC"
-        " 8941) or, without quotes, visible ASCII except comma, semicolon, double quote and backslash"
-    )
+def natural_key(value: object) -> str:
+    """Take a value of the request as idempotency key: a string as it is, an integer or UUID as text.
+
+    :raises KeyMalformed: if it is something else that JSON may hold, or too long; the detail never
+        contains it.
+    :raises ConfigurationError: if it is of a type that no client can have sent.
+    """
+    match value:
+        case str():
+            key = value
+        case UUID():
+            key = str(value)
+        case int() if not isinstance(value, bool):
+            try:
+                key = str(value)
+            except ValueError:  # longer than Python writes an integer, and than any key
+                key = "0" * (MAX_LENGTH + 1)
+        case bool() | float() | list() | dict():
+            raise KeyMalformed(
+                f"What serves as the key must be a string or an integer, but is {_KINDS[type(value)]}."
+            )
+        case _:
+            raise ConfigurationError(
+                "The callable of the option key must return a str, int, UUID or None, not"
+                f" {type(value).__name__}."
+            )
+    if not 1 <= len(key) <= MAX_LENGTH:
+        raise KeyMalformed(f"What serves as the key must have 1 to {MAX_LENGTH} characters.")
+    return key
+
+
+_KINDS: dict[type, str] = {
+    bool: "a boolean",
+    float: "a number with a fraction or an exponent",
+    list: "an array",
+    dict: "an object",
+}
 
 
 def _quoted(text: str) -> tuple[str, str | None]:

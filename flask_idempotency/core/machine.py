@@ -9,8 +9,7 @@ outside the database, so it neither expires nor simply runs again.
 What a request does next depends on the situation and on whether its fingerprint is the stored one.
 A changed request is rejected first, even while the first one still runs (422 before 409). Fingerprints
 of two algorithms cannot be compared; a deployment must not turn every key in flight into an error, so
-they count as the same, and that is logged. A claim may amend the request of an attempt that left no
-response: ``AMENDED``.
+they count as the same, and that is logged.
 
 The tables do not say whether an operation in progress still has a living owner: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; failing to get the lock means that the owner is
@@ -92,12 +91,6 @@ SPENT = {Next.TAKE_OVER: Next.GIVE_UP, Next.ASK_ROUTE: Next.HOLD}
 """What is done in place of another attempt at an operation that was begun often enough."""
 
 
-AMENDED = {(Situation.IN_PROGRESS, Comparison.OTHER): Next.TAKE_OVER}
-"""Cells that differ for a claim that ``amends``: a rolled-back attempt left nothing that another
-request could contradict, and whoever gets the row's lock knows that it was rolled back. A living owner
-keeps the row: 409."""
-
-
 class Phase(_Cell):
     """Where one attempt at an operation is, from its claim to its end."""
 
@@ -157,7 +150,7 @@ def decide(record: Record | None, claim: Claim) -> Next:
         step = NEXT[Situation.ABSENT, Comparison.UNKNOWN]
     else:
         cell = situation(record), compare(record, claim.fingerprint)
-        step = AMENDED.get(cell, NEXT[cell]) if claim.amends else NEXT[cell]
+        step = NEXT[cell]
         if step is Next.REPLAY or step is Next.REFUSE:
             return step
     if claim.max_attempts is not None and _is_spent(record, claim.max_attempts):

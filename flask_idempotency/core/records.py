@@ -83,7 +83,6 @@ class Claim:
     ``owner`` a random token of this attempt, ``ttl_seconds`` how long the finished record replays.
     ``lease_seconds`` is how long an operation that is not atomic may go without renewing its lease, and
     None for an atomic one.
-    ``amends``: it may differ from the request of an attempt that left no response.
     ``max_attempts`` is after how many attempts an operation is given up. ``retried_seconds`` is how
     long after its first attempt an interrupted operation may run again, if its route says "retry".
     ``process`` is the one that made the claim: no child takes part in it.
@@ -95,7 +94,6 @@ class Claim:
     owner: str
     ttl_seconds: float
     lease_seconds: float | None = None
-    amends: bool = False
     max_attempts: int | None = None
     retried_seconds: float = math.inf
     process: Process = field(default_factory=lambda: here.process, repr=False, compare=False)

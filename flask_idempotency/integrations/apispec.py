@@ -46,7 +46,7 @@ class IdempotencyPlugin(BasePlugin):
         """Called by apispec for each path."""
         known, state = self._components, app_state(self._app)
         if PROBLEM not in known.schemas:
-            known.schema(PROBLEM, problem_schema(state))
+            known.schema(PROBLEM, problem_schema())
         shared: Mapping[str, Mapping[str, Any]] = {
             "responses": {**known.responses_lazy, **known.responses},
             "parameters": {**known.parameters_lazy, **known.parameters},

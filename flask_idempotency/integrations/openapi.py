@@ -16,15 +16,14 @@ from flask import Flask
 from flask_idempotency.core.errors import (
     PROBLEMS,
     ConfigurationError,
-    KeyReused,
     OperationFailed,
     Problem,
     Retryable,
 )
-from flask_idempotency.core.keys import key_syntax
+from flask_idempotency.core.keys import KEY_SYNTAX, MAX_LENGTH
 from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.web.request.response import MEDIA_TYPE
 from flask_idempotency.web.setup.options import REQUIRED, Route
-from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
 
@@ -33,15 +32,11 @@ PROBLEM = "IdempotencyProblem"
 
 _TEXT = {"type": "string"}
 _MEMBERS: dict[str, Any] = {
-    "application/problem+json": {
-        "type": {"type": "string", "format": "uri-reference"},
-        "title": _TEXT,
-        "status": {"type": "integer"},
-        "detail": _TEXT,
-    },
-    "application/json": {"type": _TEXT, "code": _TEXT, "message": _TEXT},
+    "type": {"type": "string", "format": "uri-reference"},
+    "title": _TEXT,
+    "status": {"type": "integer"},
+    "detail": _TEXT,
 }
-"""The members of a problem, by its media type: of RFC 9457, or of the Agentic Commerce Protocol."""
 
 _NOT_ADDED = (401, 403)
 _MAY_WAIT = (409, 503)
@@ -56,9 +51,8 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
     Every operation of a protected route gets the header parameter (if its key comes in the header),
     the problem responses 400, 409, 422 and 503 (500, too, if it is not atomic), and the replay header
     on responses that are stored.
-    Statuses, headers and the form of problems are those of ``IDEMPOTENCY_PROFILE``. What the document
-    already says stays. ``prefix`` is the part of the application's paths that the document has in its
-    ``servers`` instead. May be called twice.
+    What the document already says stays. ``prefix`` is the part of the application's paths that the
+    document has in its ``servers`` instead. May be called twice.
 
     Raises ``ConfigurationError`` for a document that is not OpenAPI 3.
     """
@@ -66,26 +60,25 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
         raise ConfigurationError("add_idempotency() takes an OpenAPI 3 document, not an older one")
     state = app_state(app)
     components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).setdefault(PROBLEM, problem_schema(state))
+    components.setdefault("schemas", {}).setdefault(PROBLEM, problem_schema())
     for path, operations in document.get("paths", {}).items():
         complete(state, prefix + path, operations, components)
     return document
 
 
-def problem_schema(state: AppState) -> dict[str, Any]:
-    """The schema of problems, in the form of the application's profile."""
-    members = deepcopy(_MEMBERS[state.settings.profile.media_type])
+def problem_schema() -> dict[str, Any]:
+    """The schema of problems."""
     return {
         "type": "object",
-        "description": "A problem as in RFC 9457." if "title" in members else "An error.",
-        "properties": members,
-        "required": [*members],
+        "description": "A problem as in RFC 9457.",
+        "properties": deepcopy(_MEMBERS),
+        "required": [*_MEMBERS],
     }
 
 
 def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
     """Complete the protected ones among the operations below a path."""
-    problem = {state.settings.profile.media_type: _PROBLEM}
+    problem = {MEDIA_TYPE: _PROBLEM}
     for protected in protected_routes(state):
         operation = operations.get(protected.method.lower())
         if operation is None or _shape(protected.rule) != _shape(path) or not protected.route.enforce:
@@ -102,52 +95,36 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
 
 
 def _add_responses(responses: dict[Any, Any], state: AppState, route: Route, shared: Shared) -> None:
-    """The problems, and what the profile wants on all responses."""
-    settings, profile = state.settings, state.settings.profile
-    problems = PROBLEMS if route.atomic else (*PROBLEMS, OperationFailed, Retryable)
-    for status in sorted({profile.status_of(kind) for kind in problems}.difference(_NOT_ADDED)):
-        kinds = [kind for kind in problems if profile.status_of(kind) == status]
-        _add_problems(responses, status, kinds, state, route, shared)
-    if profile.result:
-        _add_header(responses, profile.result, _RESULT, shared)
-    if profile.echoes_key:
-        _add_header(responses, settings.header, _ECHO, shared)
+    """The problems."""
+    also = () if route.atomic else (OperationFailed, Retryable)
+    problems: tuple[type[Problem], ...] = (*PROBLEMS, *also)
+    for status in sorted({kind.status for kind in problems}.difference(_NOT_ADDED)):
+        kinds = [kind for kind in problems if kind.status == status]
+        _add_problems(responses, status, kinds, state, shared)
 
 
 def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared: Shared) -> None:
     settings = state.settings
     resolved = [_resolved(each, shared.get("parameters", {})) or {} for each in parameters]
     said = {each["name"].lower() for each in resolved if each.get("in") == "header"}
-    first_sent = settings.profile.first_sent
-    if first_sent and first_sent.lower() not in said:
-        added = {"name": first_sent, "in": "header", "required": route.required}
-        parameters.append({**added, "description": _FIRST_SENT, "schema": {"type": "string"}})
     if settings.header.lower() in said:
         return
     added = {"name": settings.header, "in": "header", "required": route.required}
-    shortest, longest = settings.min_key_length, settings.max_key_length
-    described = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
+    described = f"New for each operation, the same for each retry. {KEY_SYNTAX}."
     described += _AGES[route.refuse_old_keys].format(route.ttl)
-    if route.exclude:
-        described += f" {_compared(route)}."
-    parameters.append({**added, "description": described, "schema": _key_schema(shortest, longest)})
+    parameters.append({**added, "description": described, "schema": _key_schema()})
 
 
-def _key_schema(shortest: int, longest: int) -> dict[str, Any]:
+def _key_schema() -> dict[str, Any]:
     """How the header's value must look as it is sent: bare, or quoted and escaped."""
-    times = f"{{{shortest},{longest}}}"
+    times = f"{{1,{MAX_LENGTH}}}"
     bare, quoted = rf"[!#-+\--:<-\[\]-~]{times}", rf'"([ !#-\[\]-~]|\\["\\]){times}"'
     return {
         "type": "string",
-        "minLength": shortest,
-        "maxLength": 2 * longest + 2,
+        "minLength": 1,
+        "maxLength": 2 * MAX_LENGTH + 2,
         "pattern": f"^({bare}|{quoted})$",
     }
-
-
-def _compared(route: Route) -> str:
-    names = ", ".join(f"`{each.text}`" for each in route.exclude)
-    return f"Requests are compared without: {names}"
 
 
 def _add_problems(
@@ -155,48 +132,30 @@ def _add_problems(
     status: int,
     kinds: list[type[Problem]],
     state: AppState,
-    route: Route,
     shared: Shared,
 ) -> None:
     """The response of this status, with our problems beside what the view responds."""
     code = next((code for code in responses if _code(code) == str(status)), str(status))
-    settings, profile = state.settings, state.settings.profile
-    named = [[*profile.named(kind, settings.problem_base).values()][-1] for kind in kinds]
-    said = "; ".join(f"{kind.title} (`{name}`)" for kind, name in zip(kinds, named, strict=True))
-    if route.exclude and KeyReused in kinds:
-        said += f". {_compared(route)}"
+    base = state.settings.problem_base
+    said = "; ".join(f"{kind.title} (`{base}{kind.type}`)" for kind in kinds)
     responses.setdefault(code, {"description": f"{said}."})
     response = _own(responses, code, shared)
     if response is None:
         return
-    response.setdefault("content", {}).setdefault(profile.media_type, deepcopy(_PROBLEM))
+    response.setdefault("content", {}).setdefault(MEDIA_TYPE, deepcopy(_PROBLEM))
     if status in _MAY_WAIT:
         response.setdefault("headers", {}).setdefault("Retry-After", deepcopy(_RETRY_AFTER))
-
-
-def _add_header(responses: dict[Any, Any], name: str, header: dict[str, Any], shared: Shared) -> None:
-    """The header of all responses."""
-    for code in list(responses):
-        if (response := _own(responses, code, shared)) is not None:
-            response.setdefault("headers", {}).setdefault(name, deepcopy(header))
 
 
 _OLD = " A key made more than {:g} seconds ago, of which nothing is known, gets 409 `key-expired`."
 _AGES = {
     False: "",
     True: _OLD,
-    REQUIRED: f"{_OLD} It must say when it was made: as a UUID of version 7, or with the header"
-    f" {FIRST_SENT}.",
+    REQUIRED: f"{_OLD} It must say when it was made, as a UUID of version 7.",
 }
 """What is said of old keys, by the option ``refuse_old_keys``."""
 
 _PROBLEM = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
-_FIRST_SENT = "When the first attempt was sent (IMF-fixdate); the same for each retry."
-_ECHO = {"description": "The request's.", "schema": {"type": "string"}}
-_RESULT = {
-    "description": "Whether the request, if it is repeatable, was executed once or not at all.",
-    "schema": {"type": "string", "enum": ["accepted", "rejected"]},
-}
 _REPLAYED = {
     "description": "Present if the response is a replay.",
     "schema": {"type": "string", "enum": ["true"]},

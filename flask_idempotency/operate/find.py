@@ -87,13 +87,12 @@ class Sought:
         key, name = self.key or "", self.operation or ""
         routes = [found.route for found in protected_routes(state) if found.route.name == name]
         places = {state.settings.namespace, *(route.namespace for route in routes)}
-        key = key.lower() if state.settings.profile.folds_case else key
         return [
             hash_key(place, name, whose, text, state.hashed_bind())
             for named in sorted(places if self.namespace is None else {self.namespace})
             for place in (named, observed_namespace(named))
             for whose in _scopes(self.scope)
-            for text in _keys(key, state.settings.max_key_length)
+            for text in _keys(key)
         ]
 
     def nothing_found(self, state: AppState) -> str:
@@ -139,8 +138,8 @@ def _scopes(text: str | None) -> list[Scope]:
     return scopes
 
 
-def _keys(text: str, longest: int) -> set[str]:
+def _keys(text: str) -> set[str]:
     try:
-        return {text, parse_key(text, longest)}
+        return {text, parse_key(text)}
     except KeyMalformed:
         return {text}

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from flask.testing import EnvironBuilder, FlaskClient
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
-from werkzeug.http import http_date
 from werkzeug.test import TestResponse
 
 from flask_idempotency.core.errors import ConfigurationError, KeyReused
@@ -200,9 +199,6 @@ class RequestCheck(Check[TestResponse]):
             self._kwargs = {**kwargs, "query_string": query}
         self._replayed, self._header = self.state.settings.replayed_header, self.state.settings.header
         self._key = Headers(kwargs.get("headers")).get(self._header) or f'"{_new_key()}"'
-        profile = self.state.settings.profile
-        self._first_sent, self._began = profile.first_sent, http_date()
-        self._reused = profile.status_of(KeyReused)
         self._ignored = {"date", "server", "set-cookie", self._replayed.lower()}
         self._ignored.update(name.lower() for name in ignore_headers)
         self.outside = self._unprotected() or OUTSIDE
@@ -225,8 +221,6 @@ class RequestCheck(Check[TestResponse]):
         headers = kwargs["headers"] = Headers(kwargs.get("headers"))
         if self._header not in headers:
             headers[self._header] = self._key
-        if self._first_sent and self._first_sent not in headers:
-            headers[self._first_sent] = self._began
         # A client in a with block keeps its last request's context, which is of no use in another.
         twin = copy.copy(client or self._client)
         vars(twin).update(preserve_context=False, _context_stack=ExitStack(), _new_contexts=[])
@@ -333,8 +327,8 @@ class RequestCheck(Check[TestResponse]):
 
     def is_rejected(self, response: TestResponse) -> None:
         """The key belongs to another request."""
-        if response.status_code != self._reused:
-            said = f"the same key with another body got {shown(response)}, not {self._reused}"
+        if response.status_code != KeyReused.status:
+            said = f"the same key with another body got {shown(response)}, not {KeyReused.status}"
             self.fail(said, ALIKE)
 
     def explained(self, outcome: TestResponse) -> str:
@@ -353,7 +347,7 @@ class RequestCheck(Check[TestResponse]):
         who = "another user's request with the same key"
         with self.another_operation(who, at_least):
             theirs = self.sent(*what)
-            if self._is_replay(theirs) or theirs.status_code == self._reused:
+            if self._is_replay(theirs) or theirs.status_code == KeyReused.status:
                 self.fail(f"{who} got {shown(theirs)}: it is taken for the first user's", SHARED)
             if theirs.status_code != first.status_code and not self.is_held:
                 hint = "Pass a request in other=... that succeeds: one of a user who is signed in."

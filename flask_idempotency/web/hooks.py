@@ -21,13 +21,10 @@ from typing import Any
 
 from flask import Flask, Request, Response, got_request_exception, request
 from flask.typing import ResponseReturnValue
-from werkzeug.exceptions import NotImplemented as NotImplementedByView
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
     IdempotencyError,
-    KeyMalformed,
-    KeyRequired,
     NotAtomic,
     Problem,
 )
@@ -105,10 +102,6 @@ class Hooks:
         self._purges = [each.purge for each in state.binds.values() if each.purge is not None]
         self._warned: set[str] = set()
         self._watches_end = False
-        self._profile, enabled = state.settings.profile, state.settings.enabled
-        self._marks = enabled and (self._profile.echoes_key or bool(self._profile.result))
-        self._enforces = enabled and state.settings.enforce  # the views that have no say
-        self._refuses = self._enforces and bool(self._profile.first_sent)
 
     def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store."""
@@ -119,10 +112,7 @@ class Hooks:
         route = None
         if endpoint is not None and self._state.settings.enabled:
             route = self._route(endpoint, request.method)
-        if route is None:
-            if self._refuses and endpoint is not None:
-                self._refuse_unprotected(request)
-        else:
+        if route is not None:
             current.route = route
             try:
                 prepare(request, self._state, route, current)
@@ -139,8 +129,6 @@ class Hooks:
             response = self._complete(attempt, response, hook)
         problem, headers = current.problem, response.headers
         current.problem = None  # its traceback leads back here: a cycle would keep the request alive
-        if self._marks:
-            self._mark(current, problem, response)
         # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
         if (problem is not None or current.is_replay) and not headers.getlist("Cache-Control"):
             headers.add("Cache-Control", "no-store")
@@ -150,42 +138,6 @@ class Hooks:
             headers.add("Retry-After", str(problem.retry_after))
         reject(self._state.app, current.told, problem, response.status_code)
         return response
-
-    def _refuse_unprotected(self, request: Request) -> None:
-        """Raise 501 for a repeatable request to a view that would run again with each repetition.
-
-        OASIS Repeatable Requests 1.0, section 5.
-        """
-        header = self._state.settings.header
-        if request.method not in SAFE_METHODS and header in request.headers:
-            raise NotImplementedByView(f"This endpoint does not support {header}; nothing was done.")
-
-    def _mark(self, current: RequestState, problem: Problem | None, response: Response) -> None:
-        """Add what the profile wants on the responses of protected routes: see its table."""
-        if not (self._enforces if current.route is None else current.route.enforce):
-            return
-        key = request.headers.get(self._state.settings.header, "")
-        if self._profile.echoes_key and current.route is not None and key and key.isprintable():
-            response.headers.set(self._state.settings.header, key)
-        if not self._profile.result or request.method in SAFE_METHODS:
-            return
-        if key or self._profile.first_sent in request.headers:
-            result = self._result(current, problem, response.status_code)
-            if result is not None:
-                response.headers.set(self._profile.result, result)
-
-    def _result(self, current: RequestState, problem: Problem | None, status: int) -> str | None:
-        """Return True if the request was accepted (OASIS Repeatable Requests 1.0, section 3.2.1).
-
-        ``"rejected"``: as it is, it will never run. ``"accepted"``: it ran once, or may be sent again
-        without running twice. None: nobody looked, so an earlier attempt may have run.
-        """
-        if current.told.claim is None:
-            never_runs = current.route is None or isinstance(problem, KeyMalformed | KeyRequired)
-            return "rejected" if never_runs and status >= 400 else None
-        if problem is not None:
-            return "rejected" if problem.type in self._profile.statuses else "accepted"
-        return None if current.told.attempt is None and not current.is_replay else "accepted"
 
     def _complete(self, attempt: Begun, response: Response, hook: AfterFunction) -> Response:
         """Store the response of a view whose work was committed, or not, above it.

@@ -113,8 +113,6 @@ def _unseen(route: Route, request: Request, state: AppState) -> Route | None:
 def _note_refusal(state: AppState, current: RequestState, error: Exception) -> None:
     """Keep a problem for the end of the request; tell other errors, such as the application's 413."""
     if isinstance(error, Problem):
-        if statuses := state.settings.profile.statuses:
-            error.status = statuses.get(error.type, error.status)
         current.problem = error
     else:
         reject(state.app, current.told, error)

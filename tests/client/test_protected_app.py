@@ -8,7 +8,6 @@ from contextlib import closing
 import pytest
 import stripe
 from flask import request
-from werkzeug.http import http_date
 
 from flask_idempotency import Problem, idempotent
 from flask_idempotency.client import IdempotentSession, was_replayed
@@ -78,40 +77,6 @@ class TestSession:
         assert api.post(f"{serve.url}/payments", json={"amount": 5}, headers=headers).ok
         changed = api.post(f"{serve.url}/payments", json={"amount": 6}, headers=headers)
         assert (changed.status_code, time.waits) == (422, [])
-
-
-class TestProfiles:
-    """The client's arguments are enough for servers with another ``IDEMPOTENCY_PROFILE``."""
-
-    @pytest.fixture
-    def world(self, make_world, request):
-        return make_world(IDEMPOTENCY_PROFILE=request.param)
-
-    @pytest.mark.parametrize("world", ["acp"], indirect=True)
-    def test_it_waits_for_an_attempt_that_is_in_flight(
-        self, world, add_view, serve, api, time, gate, background
-    ):
-        add_view(world, during=gate)
-        first = background(world.post, key="pay-7", json={"amount": 5})
-        gate.wait_until_reached()
-        time.at_wait = lambda: (gate.open(), first.result(10))
-        headers = {"Idempotency-Key": "pay-7"}
-        response = api.post(f"{serve.url}/payments", json={"amount": 5}, headers=headers)
-        assert (response.status_code, was_replayed(response)) == (201, True)
-        changed = api.post(f"{serve.url}/payments", json={"amount": 6}, headers=headers)
-        assert (changed.status_code, len(time.waits)) == (422, 1)
-
-    @pytest.mark.parametrize("world", ["repeatable-requests"], indirect=True)
-    def test_a_lost_response_to_a_repeatable_request_is_replayed(self, world, add_view, serve, time):
-        runs = add_view(world)
-        serve.lose_answer(b"POST /payments")
-        with IdempotentSession(time.policy(header="Repeatability-Request-ID")) as api:
-            api.trust_env = False
-            headers = {"X-User": "alice", "Repeatability-First-Sent": http_date()}
-            response = api.post(f"{serve.url}/payments", json={"amount": 5}, headers=headers)
-        assert (response.status_code, was_replayed(response)) == (201, True)
-        assert response.headers["Repeatability-Result"] == "accepted"
-        assert len(runs) == 1
 
 
 # Stripe's way to hand its body to httpx, which would like another.

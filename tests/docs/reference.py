@@ -27,7 +27,6 @@ _DEFAULTS = {
     "scope": "the application's",
     "store": "all except 401, 403, 408, 425 and 429, and in atomic operations those of 500 and above",
     "name": "the endpoint",
-    "fingerprint": "`'request'`, or what `IDEMPOTENCY_PROFILE` fixes",
     "authorize_replay": "every replay is allowed",
     "other_binds": "none",
 }

@@ -16,23 +16,17 @@ from tests.docs.pages import ROOT
 class TestAdopt:
     @pytest.fixture
     def shop(self, page) -> Page:
-        return page("protect.md", "adopt")
-
-    def test_an_equal_order_within_the_ttl_is_the_first_one(self, shop):
-        answers = [shop.post("/orders", key=None) for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [201, 201]
-        assert "Idempotent-Replayed" in answers[1].headers
-        assert "Idempotent-Replayed" not in shop.post("/orders", {"amount": 6}, key=None).headers
+        return page("protect.md")
 
     def test_the_lines_of_the_log_are_those_of_such_requests(self, shop, caplog, monkeypatch):
         monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
         statuses = iter([201, 201, 201, 201, 201, 409, 201])
         view = idempotent(enforce=False)(lambda: (request.get_data(), next(statuses)))
-        shop.app.add_url_rule("/payments", "create_payment", view, methods=["POST"])
+        shop.app.add_url_rule("/observed", "create_payment", view, methods=["POST"])
         with caplog.at_level("INFO", "flask_idempotency"):
             for key, amount in [(None, 1), (1, 1), (1, 1), (1, 2), (2, 1), (2, 1), ("bad key", 1)]:
                 headers = {} if key is None else {"key": str(key)}
-                shop.post("/payments", {"amount": amount}, **{"key": None, **headers})
+                shop.post("/observed", {"amount": amount}, **{"key": None, **headers})
         said = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
         text = (ROOT / "docs/protect.md").read_text(encoding="utf-8")
         shown = re.findall(r"(?m)^(?:INFO|WARNING) operation create_payment .*$", text)

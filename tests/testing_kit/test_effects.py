@@ -148,7 +148,7 @@ def test_parts_that_may_be_a_repetition_are_to_be_counted_apart(shop):
             current_operation.step(name, lambda: shop.pay()[0], atomic=True)
         return {}, 201
 
-    shop.view(view, atomic=False, on_interrupted="retry", key="json:/order")
+    shop.view(view, atomic=False, on_interrupted="retry", key=lambda: request.get_json()["order"])
     body = {"json": {"order": "1"}, "crash": crash_at("in-view", place=3)}
     said = message(shop, effects=shop.payments, **body)
     assert "rose by 2, not by 1\n" in said

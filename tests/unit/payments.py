@@ -10,8 +10,6 @@ from typing import Any
 from flask_idempotency.core.fingerprint import (
     Fingerprint,
     FormPart,
-    Named,
-    Pointer,
     RequestParts,
     by_fields,
     by_json,
@@ -26,19 +24,6 @@ def of_fields(*pointers: str) -> Algorithm:
     return lambda parts: by_fields(parts, [parse_pointer(pointer) for pointer in pointers])
 
 
-def by_values(parts: RequestParts) -> Fingerprint:
-    return by_json(parts, by_value=True)
-
-
-def names(*texts: str) -> list[Pointer | Named]:
-    """What the option ``exclude`` makes of its list."""
-    found = [text.partition(":") for text in texts]
-    return [
-        Named(kind, name) if colon else parse_pointer(text)
-        for text, (kind, colon, name) in zip(texts, found, strict=True)
-    ]
-
-
 def part(name: str, content: bytes, filename: str | None = None, kind: str = "") -> FormPart:
     return FormPart(name, filename, kind, hashlib.sha256(content).digest())
 
@@ -51,4 +36,4 @@ def of_json(body: str | bytes, **changes: Any) -> RequestParts:
 PAYMENT = RequestParts("POST", "shop.test", "/pay", b"a=1&b=2", "application/json", b'{"n":1}')
 FORM = (part("note", b"hi"), part("file", b"\x00", "a.png", "image/png"), part("n", b"1"))
 UPLOAD = replace(PAYMENT, media_type="multipart/form-data", body=b"", form=FORM)
-ALGORITHMS = [by_request, by_json, by_values, of_fields("/n", "/m")]
+ALGORITHMS = [by_request, by_json, of_fields("/n", "/m")]

@@ -118,21 +118,6 @@ def test_a_malformed_value_is_refused_with_what_is_wrong_and_what_is_allowed(
     assert "Allowed: 1 to 255 characters" in refused.value.detail
 
 
-def test_the_longest_key_can_be_set() -> None:
-    assert parse_key("x" * 300, max_length=300) == "x" * 300
-    with pytest.raises(KeyMalformed, match=r"longer than 8 characters.*1 to 8 characters"):
-        parse_key('"123456789"', max_length=8)
-
-
-def test_the_shortest_key_can_be_set() -> None:
-    for value in "x" * 8, '"' + "x" * 8 + '"', r'"xxxxxx\"\\"':
-        assert len(parse_key(value, min_length=8)) == 8
-        with pytest.raises(KeyMalformed, match=r"shorter than 9 characters.*9 to 255 characters"):
-            parse_key(value, min_length=9)
-    with pytest.raises(KeyMalformed, match="is empty"):
-        parse_key('""', min_length=8)
-
-
 @thoroughly
 @given(printable)
 def test_every_printable_ascii_key_quoted_parses_to_itself(key: str) -> None:

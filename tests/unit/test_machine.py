@@ -77,14 +77,6 @@ def test_every_cell_of_the_decision_table(how, match):
     assert decide(found, CLAIM) is expected
 
 
-@pytest.mark.parametrize(("how", "match"), list(NEXT))
-def test_who_amends_takes_over_only_what_left_no_response(how, match):
-    found = record(how, FINGERPRINTS[match])
-    amended = (how, match) == (Situation.IN_PROGRESS, Comparison.OTHER)
-    expected = Next.TAKE_OVER if amended else NEXT[how, match]
-    assert decide(found, replace(CLAIM, amends=True)) is expected
-
-
 def test_the_table_holds_nothing_else():
     assert {(s, m) for s, row in DECISIONS.items() for m in row} == set(NEXT)
 

@@ -1,14 +1,16 @@
-"""Pointers into a JSON body, and the values they find as keys."""
+"""Pointers into a JSON body, and which values of a request serve as keys."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
-from flask_idempotency.core.fingerprint import MISSING, natural_key, parse_json, parse_pointer, resolve
+from flask_idempotency.core.fingerprint import MISSING, parse_json, parse_pointer, resolve
+from flask_idempotency.core.keys import natural_key
 
 RFC_6901 = parse_json(
     rb'{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"i\\j":5,"k\"l":6," ":7,"m~n":8,"~1":9}'
@@ -30,7 +32,7 @@ RFC_6901 = parse_json(
     ],
 )
 def test_a_pointer_finds_its_value(pointer: str, value: str) -> None:
-    assert natural_key(resolve(RFC_6901, parse_pointer(pointer))) == value
+    assert str(resolve(RFC_6901, parse_pointer(pointer))) == value
 
 
 @pytest.mark.parametrize(
@@ -61,31 +63,27 @@ def test_a_bad_pointer_is_a_mistake_in_the_application(pointer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "key"),
+    ("value", "key"),
     [
-        ('"A-7"', "A-7"),
-        ('"é"', "é"),
-        ("42", "42"),
-        ("-1", "-1"),
-        ("0", "0"),
-        ("-0", "0"),
-        ('"-0"', "-0"),
-        ('"' + "x" * 255 + '"', "x" * 255),
+        ("A-7", "A-7"),
+        ("é", "é"),
+        (42, "42"),
+        (-1, "-1"),
+        (0, "0"),
+        ("x" * 255, "x" * 255),
+        (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
     ],
 )
-def test_a_string_or_an_integer_serves_as_natural_key(body: str, key: str) -> None:
-    assert natural_key(parse_json(body.encode())) == key
-    assert natural_key(json.loads(body)) == key
+def test_a_string_an_integer_or_a_uuid_serves_as_natural_key(value: object, key: str) -> None:
+    assert natural_key(value) == key
 
 
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        ("null", "but is null"),
         ("true", "but is a boolean"),
-        ("1.0", "but is a number with a fraction"),
+        ("1.0", "but is a number with a fraction or an exponent"),
         ("1e3", "but is a number with a fraction or an exponent"),
-        ("-0.0", "but is a number with a fraction"),
         ("{}", "but is an object"),
         ("[1]", "but is an array"),
         ('""', "1 to 255 characters"),
@@ -94,11 +92,5 @@ def test_a_string_or_an_integer_serves_as_natural_key(body: str, key: str) -> No
     ],
 )
 def test_anything_else_is_refused_as_natural_key(body: str, fault: str) -> None:
-    for value in (parse_json(body.encode()), json.loads(body)):
-        with pytest.raises(KeyMalformed, match=fault):
-            natural_key(value)
-
-
-def test_a_missing_field_is_refused_as_natural_key() -> None:
-    with pytest.raises(KeyMalformed, match="but is missing"):
-        natural_key(resolve(RFC_6901, parse_pointer("/order_id")))
+    with pytest.raises(KeyMalformed, match=fault):
+        natural_key(json.loads(body))

@@ -1,4 +1,4 @@
-"""The key, the body and the fingerprint of a request."""
+"""The body and the fingerprint of a request."""
 
 from __future__ import annotations
 
@@ -6,27 +6,17 @@ import hashlib
 import io
 import sys
 import weakref
-from datetime import datetime, timezone
 from typing import IO, Any
-from uuid import UUID
 
 from flask import Request
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import ClientDisconnected, HTTPException, LengthRequired, RequestEntityTooLarge
-from werkzeug.http import http_date, parse_date
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 from werkzeug.wsgi import get_content_length
 
 from flask_idempotency.core import fingerprint as fp
-from flask_idempotency.core.errors import (
-    BodyIncomplete,
-    ConfigurationError,
-    KeyMalformed,
-    KeyRequired,
-)
-from flask_idempotency.core.keys import parse_key
+from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
 from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.settings import Settings
 
 CHUNK_BYTES = 64 * 1024
@@ -40,73 +30,6 @@ TOO_LATE = (
     " receiver of request_started, a class of requests or of sessions, or a decorator that hides the"
     " view. Let it call request.get_data() first, and decorators use functools.wraps"
 )
-
-
-def header_key(request: Request, settings: Settings) -> str | None:
-    """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
-    value = request.headers.get(settings.header)
-    if settings.profile.first_sent:
-        _check_first_sent(request, settings.header, value)
-    if value is None:
-        return None
-    key = parse_key(value, settings.max_key_length, settings.min_key_length)
-    return key.lower() if settings.profile.folds_case else key
-
-
-def _check_first_sent(request: Request, key_name: str, key: str | None) -> None:
-    """Raise a problem if only one of the headers came, or the other is no IMF-fixdate.
-
-    OASIS Repeatable Requests 1.0, section 5.
-    """
-    value, date = request.headers.get(FIRST_SENT), first_sent(request)
-    if key is None and value is not None:
-        raise KeyRequired(f"{FIRST_SENT} came without {key_name}, which it belongs to.")
-    if key is not None and (date is None or http_date(date) != value):
-        raise KeyMalformed(
-            f"{key_name} needs {FIRST_SENT} with it: the time of the first attempt, such as"
-            " Tue, 26 Mar 2019 16:06:51 GMT (IMF-fixdate of RFC 9110, section 5.6.7)."
-        )
-
-
-def first_sent(request: Request) -> datetime | None:
-    """When the request was first sent, as its header says; None if that is missing or no date."""
-    try:
-        date = parse_date(request.headers.get(FIRST_SENT))
-        return None if date is None else date.astimezone(timezone.utc)
-    except OverflowError:  # of a time zone or year that no calendar has
-        return None
-
-
-def natural_key(request: Request, body: RequestBody, route: Route, settings: Settings) -> str | None:
-    """The key that ``route.key`` finds in the request; without one, that of the header.
-
-    Raises ``KeyMalformed``, ``BodyMalformed``.
-    """
-    longest = settings.max_key_length
-    match route.key:
-        case fp.Pointer():
-            text = body.whole()
-            value = fp.resolve(fp.parse_json(text), route.key) if text else fp.MISSING
-            return None if value is fp.MISSING else fp.natural_key(value, longest)
-        case fp.Named(_, name):
-            values = body.form().getlist(name)
-            if len(values) > 1:
-                raise KeyMalformed(f"The field {name}, which serves as the key, occurs more than once.")
-            return fp.natural_key(values[0], longest) if values else None
-        case str():  # THE_REQUEST
-            return fingerprint(request, body, route).digest.hex()
-        case function if callable(function):
-            value = function()
-            if value is None:
-                return None
-            # A client may have sent any kind of JSON; other types are the application's mistake.
-            if not isinstance(value, str | int | float | list | dict | UUID):
-                raise ConfigurationError(
-                    "The callable of the option key must return a str, int, UUID or None, not"
-                    f" {type(value).__name__}."
-                )
-            return fp.natural_key(str(value) if isinstance(value, UUID) else value, longest)
-    return header_key(request, settings)
 
 
 class RequestBody:
@@ -299,17 +222,14 @@ def fingerprint(request: Request, body: RequestBody, route: Route) -> fp.Fingerp
     Raises what is wrong with the body, ``BodyMalformed`` where it must be JSON, and Werkzeug's 413 for
     too large a form.
     """
-    compared, without = route.fingerprint, route.exclude
+    compared = route.fingerprint
     if compared == "request":
-        return fp.by_request(_parts(request, body.whole()), without)
+        return fp.by_request(_parts(request, body.whole()))
     if callable(compared):  # it may do without the body
         body.check()
         return fp.by_value(compared())
     parts = _parts(request, body.whole())
-    if isinstance(compared, str):
-        return fp.by_json(parts, without, by_value=compared == "json-values")
-    headers = {header.text: request.headers.get(header.name) for header in route.compared_headers}
-    return fp.by_fields(parts, compared, headers, without)
+    return fp.by_json(parts) if isinstance(compared, str) else fp.by_fields(parts, compared)
 
 
 def _parts(request: Request, body: bytes) -> fp.RequestParts:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from binascii import b2a_base64
-from dataclasses import replace
+from collections.abc import Callable
 from os import urandom
 
 from flask import Request
 
 from flask_idempotency.core.errors import IdempotencyError, KeyExpired, KeyMalformed, KeyRequired
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.keys import Scope, birth_of
+from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.process import here
 from flask_idempotency.core.records import Claim, Record, State
@@ -26,8 +26,6 @@ from .body import (
     Body,
     RequestBody,
     fingerprint,
-    header_key,
-    natural_key,
 )
 from .observed_body import OverheardBody
 from .state import PresentedKey, RequestState, current_scope
@@ -66,7 +64,7 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
         has_field = state.settings.form_field is not None and request.mimetype in FORM_TYPES
         presented.may_be_inside = route.key is not None or has_field
         if not presented.may_be_inside:
-            presented.key = header_key(request, state.settings)
+            presented.key = _header_key(request, state)
         if presented.may_be_inside or presented.key is not None:
             _body(request, state, route, current)
         elif route.required:
@@ -139,10 +137,27 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
         return
     body = _body(request, state, route, current)
     body.check()
-    if route.key is None and (field := forms.read_field(body.form(), state, route)) is not None:
+    if route.key is not None:
+        presented.key = _natural_key(route.key)
+    elif (field := forms.read_field(body.form(), state, route)) is not None:
         presented.field, presented.key = field, field.key
     else:
-        presented.key = natural_key(request, body, route, state.settings)
+        presented.key = _header_key(request, state)
+
+
+def _header_key(request: Request, state: AppState) -> str | None:
+    """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
+    value = request.headers.get(state.settings.header)
+    return None if value is None else parse_key(value)
+
+
+def _natural_key(key_of: Callable[[], object]) -> str | None:
+    """The key that the option ``key`` finds in the request, or None without one."""
+    try:
+        value = key_of()
+    except KeyError:  # a missing member of JSON, or field of a form
+        return None
+    return None if value is None or value == "" else natural_key(value)
 
 
 def _body(request: Request, state: AppState, route: Route, current: RequestState) -> RequestBody:
@@ -167,11 +182,7 @@ def request_claim(
     body = current.body or _body(request, state, route, current)
     if found is None:
         found = fingerprint(request, body, route)
-    claim = new_claim(state, route, operation, found)
-    # Not where steps may be left, whose results belong to the first request.
-    if state.settings.profile.amends and route.atomic:
-        claim = replace(claim, amends=True)
-    return claim
+    return new_claim(state, route, operation, found)
 
 
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:

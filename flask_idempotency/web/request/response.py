@@ -12,6 +12,7 @@ from flask.typing import ResponseReturnValue
 from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
 from flask_idempotency.core.errors import (
     IdempotencyError,
+    KeyReused,
     OperationInterrupted,
     Problem,
     ReplayForbidden,
@@ -25,6 +26,9 @@ from flask_idempotency.session.flask_context import present_request
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.settings import Settings
+
+MEDIA_TYPE = "application/problem+json"
+"""That of problems (RFC 9457 section 3)."""
 
 _SPENT = "The operation was begun too often without success; an operator must decide."
 
@@ -75,7 +79,7 @@ def replayed(
                 raise ReplayForbidden
             return settled
         case Mismatch():
-            raise route.reused()
+            raise KeyReused
         case InProgress(seconds):
             if seconds is None:  # Redis knows no leases, only young requests
                 seconds = claim.lease_seconds
@@ -126,20 +130,14 @@ def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
 
 
 def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
-    """The response to a problem in the form of RFC 9457, or of the application's profile."""
-    profile = settings.profile
-    if profile.codes is None:
-        members = {
-            "type": settings.problem_base + problem.type,
-            "title": problem.title,
-            "status": problem.status,
-            "detail": problem.detail,
-        }
-    else:
-        members = {**profile.named(problem, ""), "message": problem.detail}
-    response = app.response_class(
-        json.dumps(members), status=problem.status, content_type=profile.media_type
-    )
+    """The response to a problem, in the form of RFC 9457."""
+    members = {
+        "type": settings.problem_base + problem.type,
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+    }
+    response = app.response_class(json.dumps(members), status=problem.status, content_type=MEDIA_TYPE)
     if isinstance(problem, ResponseNotKept):
         response.headers.extend(problem.headers)
     return response

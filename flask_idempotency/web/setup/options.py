@@ -16,12 +16,8 @@ from uuid import UUID
 
 from flask import Request, Response
 
-from flask_idempotency.core.errors import (
-    ConfigurationError,
-    KeyReused,
-    shown,
-)
-from flask_idempotency.core.fingerprint import Named, Pointer, parse_pointer
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.fingerprint import Pointer, parse_pointer
 from flask_idempotency.session.operation import Operation
 
 from .settings import SETTINGS, Settings, boolean, checked, integer, optional, row, value_that
@@ -31,8 +27,6 @@ Skip = Callable[[Request], object]
 
 ScopeCallable = Callable[[], Any]
 """Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
-
-"""One class of exceptions, or several."""
 
 
 class _NotGiven:
@@ -66,20 +60,13 @@ class RouteOptions(RunOptions, total=False):
     * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
     * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
     * ``wait``: seconds that a concurrent duplicate waits for the first to finish before its 409.
-    * ``key``: callable returning the key (``str``, ``int``, ``UUID``; ``None`` for no key), or
-      ``"json:/pointer"`` or ``"form:name"`` for a natural key in the request, in place of the header.
-      ``"request"``: the request itself is the key: an equal one within ``ttl`` seconds, which must be
-      given and at most an hour, is its duplicate.
+    * ``key``: callable returning the key (``str``, ``int`` or ``UUID``), in place of the header.
+      ``None``, ``""`` and a ``KeyError`` are a missing key.
     * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
     * ``fingerprint``: what two requests with one key must have in common. ``"request"``: method, path,
       query, media type and body. ``"json"``: the same, but white space and the order of members in a
-      JSON body do not matter. ``"json-values"``: nor how a number is written; 1 and 1.0 are equal. A
-      list of JSON pointers: only these fields of a JSON body, besides method, path and query.
-      ``"header:Name"`` in the list compares a header, too, and the pointer ``""`` the whole body. A
-      callable: only the bytes that it returns.
-    * ``exclude``: what of the request is not compared, in a list: ``"query:name"`` and ``"form:name"``;
-      with ``fingerprint="json"`` or ``"json-values"`` also JSON pointers, such as ``"/sent_at"``. Names
-      that are not in a request do no harm.
+      JSON body do not matter. A list of JSON pointers: only these fields of a JSON body, besides
+      method, path and query. A callable: only the bytes that it returns.
     * ``store``: predicate ``(response) -> bool``; which responses are stored. If one is not, an atomic
       view's writes are rolled back, and the key is free.
     * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
@@ -110,21 +97,13 @@ class RouteOptions(RunOptions, total=False):
     """
 
     required: bool
-    key: str | Callable[[], str | int | UUID | None]
+    key: Callable[[], str | int | UUID | None]
     scope: ScopeCallable | None
     fingerprint: str | Sequence[str] | Callable[[], bytes]
-    exclude: Sequence[str]
     store: Callable[[Response], bool]
     authorize_replay: Callable[[Operation], bool]
     enforce: bool
 
-
-THE_REQUEST = "request"
-"""The option ``key`` where the request itself is the key."""
-
-LONGEST_OF_REQUESTS = 3600.0
-"""Seconds for which an equal request may count as a duplicate. A double click and a proxy's retry come
-within a minute; much later, an equal order is a second order."""
 
 REQUIRED = "require"
 """The option ``refuse_old_keys`` where every key must say when it was made."""
@@ -158,72 +137,12 @@ def _methods(value: Any) -> frozenset[str]:
     return methods
 
 
-def _key(value: Any) -> Any:
-    if not isinstance(value, str):
-        return _callable(value)
-    if value == THE_REQUEST:
-        return THE_REQUEST
-    kind, _, where = value.partition(":")
-    if kind == "json":
-        return parse_pointer(where)
-    if kind == "form" and where:
-        return Named(kind, where)
-    raise ValueError
-
-
 def _fingerprint(value: Any) -> Any:
-    if value in ("request", "json", "json-values") or callable(value):
+    if value in ("request", "json") or callable(value):
         return value
     if isinstance(value, str) or not value:
         raise ValueError
-    fields = tuple(_named(each, "header") for each in value)
-    if not any(isinstance(each, Pointer) for each in fields):
-        raise ConfigurationError(
-            "headers alone would leave the whole body out; add '' for a whole JSON body, or pointers to"
-            " fields of it"
-        )
-    return fields
-
-
-def _named(text: Any, *kinds: str) -> Pointer | Named:
-    """Read one name of a list: of something of a kind, or a pointer into a JSON body."""
-    kind, _, name = str(text).partition(":")
-    if kind not in ("header", "query", "form"):
-        return parse_pointer(text)
-    if kind not in kinds or not name:
-        raise ValueError
-    if kind != "header":
-        return Named(kind, name)
-    name = name.title()  # case does not count (RFC 9110 section 5.1)
-    if not re.fullmatch(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+", name):
-        raise ValueError
-    if name == "Idempotency-Key":
-        raise ConfigurationError("the header of the key need not be compared: every retry has the same")
-    return Named(kind, name)
-
-
-def _exclude(value: Any) -> tuple[Pointer | Named, ...]:
-    if isinstance(value, str):
-        raise ValueError
-    excluded = tuple(_named(each, "query", "form") for each in value)
-    if any(each.text == "" for each in excluded):
-        raise ConfigurationError("'' is the whole body; a callable as fingerprint can leave that out")
-    return excluded
-
-
-def _refuse_useless(route: Route) -> None:
-    """Raise ``ConfigurationError`` if ``exclude`` and ``fingerprint`` do not go together."""
-    if route.exclude and callable(route.fingerprint):
-        raise ConfigurationError(
-            "exclude is no option beside a callable fingerprint, whose bytes alone are compared: leave"
-            " out there what does not count"
-        )
-    pointer = next((each for each in route.exclude if isinstance(each, Pointer)), None)
-    if pointer and route.fingerprint not in ("json", "json-values"):
-        raise ConfigurationError(
-            f"exclude has the JSON pointer {shown(pointer.text)}, which needs fingerprint='json' or"
-            " 'json-values'; otherwise only 'query:name' and 'form:name' are allowed"
-        )
+    return tuple(parse_pointer(each) for each in value)
 
 
 NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
@@ -261,20 +180,16 @@ class Route:
     required: bool = _as_setting("required")
     ttl: float = _as_setting("ttl")
     wait: float = _as_setting("wait")
-    key: Callable[[], str | int | UUID | None] | Pointer | Named | str | None = row(
-        None, _key, "a callable, 'json:/pointer', 'form:name' or 'request'"
+    key: Callable[[], str | int | UUID | None] | None = row(
+        None, _callable, "a callable that gives the key"
     )
     scope: ScopeCallable | None = row(
         NOT_GIVEN, optional(_callable), "a callable, or None for an API with one tenant"
     )
-    fingerprint: str | tuple[Pointer | Named, ...] | Callable[[], bytes] = row(
-        NOT_GIVEN,
+    fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = row(
+        "request",
         _fingerprint,
-        "'request', 'json', 'json-values', a list of JSON pointers and 'header:Name', or a callable"
-        " giving bytes",
-    )
-    exclude: tuple[Pointer | Named, ...] = row(
-        (), _exclude, "a list of JSON pointers, 'query:name' and 'form:name'"
+        "'request', 'json', a list of JSON pointers, or a callable giving bytes",
     )
     store: Callable[[Response], bool] | None = row(
         None, _taking_one, "a callable that takes the response and gives True or False"
@@ -304,27 +219,9 @@ class Route:
 
     def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
         """The same for one endpoint, with nothing left open; ``given`` is the route itself."""
-        compared = settings.profile.fingerprint
-        defaults = {**vars(settings), "scope": scope, "name": endpoint, "fingerprint": compared}
+        defaults = {**vars(settings), "scope": scope, "name": endpoint}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
-
-    @property
-    def compared_headers(self) -> list[Named]:
-        """The headers that the option ``fingerprint`` names."""
-        if not isinstance(self.fingerprint, tuple):
-            return []
-        return [each for each in self.fingerprint if isinstance(each, Named)]
-
-    def reused(self) -> KeyReused:
-        """The rejection of a request that is not the one which its key was used for."""
-        if not self.exclude:
-            return KeyReused()
-        names = ", ".join(each.text for each in self.exclude)
-        return KeyReused(
-            f"This idempotency key was used for another request (compared without: {names}); find out"
-            " first what became of that one."
-        )
 
     def applies_to(self, method: str) -> bool:
         """Return True if a request with this HTTP method is protected."""
@@ -359,25 +256,7 @@ def read_options(options: RouteOptions) -> Route:
                 f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"
                 " dies, the database rolls it back at once"
             )
-    route = Route(**_read(options))
-    is_short = route.ttl is not NOT_GIVEN and route.ttl <= LONGEST_OF_REQUESTS
-    if route.key is THE_REQUEST and not is_short:
-        raise ConfigurationError(
-            "key='request' needs the option ttl, from 1 second to 1 hour: for so long an equal request"
-            " counts as a duplicate, even where somebody means to order the same thing twice"
-        )
-    _refuse_useless(route)
-    refuse_ageless(route, "the route")
-    return route
-
-
-def refuse_ageless(route: Route, name: str) -> None:
-    """Raise ``ConfigurationError`` if no key of the route could say when it was made, and it must."""
-    if route.key is THE_REQUEST and route.refuse_old_keys == REQUIRED:
-        raise ConfigurationError(
-            f"{name} has key='request', and a request does not say when it was first sent: with it,"
-            " refuse_old_keys may be True or False"
-        )
+    return Route(**_read(options))
 
 
 def read_lease(seconds: Any) -> float:

@@ -15,7 +15,7 @@ from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import ConfigurationError
 
-from .options import NOT_GIVEN, Route, refuse_ageless
+from .options import NOT_GIVEN, Route
 from .state import AppState, states
 
 ROUTE = "__idempotency_route__"
@@ -110,7 +110,6 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
 
 def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
     """Raise ``ConfigurationError`` if the store does not support an option of the route."""
-    refuse_ageless(route, name)
     if callable(route.bind_key) and state.settings.binds is None:
         raise ConfigurationError(
             f"the option bind_key of {name} is a callable, which needs IDEMPOTENCY_BINDS"

@@ -19,8 +19,6 @@ from typing import Any
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.storable import NEVER_STORED, POINTERS
 
-from .profiles import PROFILES, Profile
-
 PREFIX = "IDEMPOTENCY_"
 
 SECRET = frozenset({"IDEMPOTENCY_ENCRYPTION_KEYS", "IDEMPOTENCY_REDIS_URL"})
@@ -133,12 +131,6 @@ def _header_name(value: Any) -> str:
     return name
 
 
-def _profile(value: Any) -> Profile:
-    if not isinstance(value, str) or value not in PROFILES:
-        raise ValueError
-    return PROFILES[value]
-
-
 def row(default: Any, read: Callable[[Any], Any], allowed: str, meaning: str = "") -> Any:
     """A field of a table; ``read`` returns its value as used, or raises ValueError."""
     return field(default=default, metadata={"read": read, "allowed": allowed, "meaning": meaning})
@@ -169,10 +161,6 @@ class Settings:
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"
         " database and table, so that applications may share one Redis. Where the URL does not say"
         " which database it is, `init_app` asks for [this setting](go-live.md#redis-prefix).")
-    profile: Profile = row("ietf", _profile, ", ".join(map(repr, PROFILES)),
-        "The [specification](http.md#specifications) that says how headers, statuses and problems look:"
-        " the IETF draft, the Agentic Commerce Protocol, or OASIS Repeatable Requests. Your own"
-        " settings win over the defaults of the profile.")
     header: str = row("Idempotency-Key", _header_name, _FIELD,
         "The request header that carries the key. The default is that of the IETF draft; another is for"
         " an API whose clients already send one.")
@@ -212,15 +200,6 @@ class Settings:
         "How old a lock in Redis must be before a duplicate asks PostgreSQL whether its owner is"
         " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
         " away from PostgreSQL. Most views end within the default.")
-    max_key_length: int = row(255, integer(1, 4096), "an integer from 1 to 4096",
-        "The longest key, in characters after decoding. The default is what other APIs allow. Only a"
-        " hash is stored, so a longer key takes no more room.")
-    min_key_length: int = row(1, integer(1, 4096),
-        "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
-        "The shortest key that a client may send in the header. Short keys can be guessed, and a"
-        " client may use one twice by accident; but the IETF draft names no minimum, and neither does"
-        " the default. Keys that the application creates may be shorter: those of the option `key`, of"
-        " `run` and of a form's field.")
     max_request_bytes: int = row(16 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The longest body of a request with a key, where the application sets no limit itself"
@@ -306,19 +285,11 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigurationError(f"{name} is not a setting of Flask-Idempotency{hint}")
     values: dict[str, Any] = {}
-    defaults: Mapping[str, Any] = {}
     for setting in SETTINGS:
-        name, of_profile = PREFIX + setting.name, defaults.get(setting.name.lower(), setting.default)
-        value = checked(name, config.get(name, of_profile), setting.read, setting.allowed)
+        name = PREFIX + setting.name
+        value = checked(name, config.get(name, setting.default), setting.read, setting.allowed)
         values[setting.name.lower()] = value
-        if isinstance(value, Profile):  # its row stands above those that it changes
-            defaults = value.defaults
     redis_given = redis_given or bool(values["redis_url"])
-    if values["min_key_length"] > values["max_key_length"]:
-        raise ConfigurationError(
-            f"IDEMPOTENCY_MIN_KEY_LENGTH is {values['min_key_length']}; allowed: an integer from 1 to"
-            f" IDEMPOTENCY_MAX_KEY_LENGTH, which is {values['max_key_length']}"
-        )
     if values["header"].lower() == values["replayed_header"].lower():
         raise ConfigurationError(
             f"IDEMPOTENCY_REPLAYED_HEADER is {shown(values['replayed_header'])}; allowed: a name"
