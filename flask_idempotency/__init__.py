@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TransactionConflict,
     )
-    from flask_idempotency.core.retry import StepRetry
     from flask_idempotency.session.after_commit import after_commit
     from flask_idempotency.session.operation import Operation
     from flask_idempotency.web.decorator import idempotent
@@ -80,7 +79,6 @@ __all__ = [
     "RunOptions",
     "ScopeUnknown",
     "StepError",
-    "StepRetry",
     "StoreUnavailable",
     "TransactionConflict",
     "after_commit",
@@ -104,7 +102,6 @@ __version__: str
 
 _MODULES = (
     "core.errors",
-    "core.retry",
     "web.decorator",
     "extension",
     "session.after_commit",

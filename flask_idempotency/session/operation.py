@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
-from flask_idempotency.core.retry import StepRetry
 
 from .flask_context import present_context, present_request
 from .units import Units
@@ -25,7 +24,7 @@ T = TypeVar("T")
 class RunsSteps(Protocol):
     """The steps of an operation that is not atomic. :class:`Operation` documents the verbs."""
 
-    def run(self, name: str, call: Callable[[], T], *, atomic: bool, retry: StepRetry | None) -> T:
+    def run(self, name: str, call: Callable[[], T], *, atomic: bool) -> T:
         """See :meth:`Operation.step`."""
 
     def extend(self, seconds: float | timedelta) -> None:
@@ -83,7 +82,6 @@ class Operation:
         /,
         *args: Any,
         atomic: bool = False,
-        retry: StepRetry | None = None,
         **kwargs: Any,
     ) -> T:
         """Run ``function(*args, **kwargs)`` once for this operation, and store its result.
@@ -96,9 +94,8 @@ class Operation:
         together with the step, even if it does not call ``commit()``.
 
         A call that is cut off in the middle is made again: pass the other side a key from
-        :meth:`derive_key`, so that it can recognise the repetition. The same is true with ``retry``,
-        which calls the function again after the errors that it names, with a pause; not for a step with
-        ``atomic=True``. The lease is renewed before each call, and lasts over each pause.
+        :meth:`derive_key`, so that it can recognise the repetition. The lease is renewed before the
+        call.
 
         Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
         that cannot be one, that was used before or whose step is running in another thread, and for a
@@ -106,7 +103,7 @@ class Operation:
         function raises.
         """
         steps = self._running_steps("step")
-        return steps.run(name, partial(function, *args, **kwargs), atomic=atomic, retry=retry)
+        return steps.run(name, partial(function, *args, **kwargs), atomic=atomic)
 
     def extend(self, seconds: float | timedelta) -> None:
         """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.

@@ -24,7 +24,6 @@ from flask_idempotency import (
     RequestInProgress,
     Retryable,
     StepError,
-    StepRetry,
     after_commit,
     current_operation,
     idempotent,
@@ -134,8 +133,6 @@ def steps() -> tuple[dict[str, Any], int]:
     charge = current_operation.step("charge", charge_card, 5, key=key)
     assert_type(charge, "dict[str, Any]")
     assert_type(current_operation.step("save", save, 5, atomic=True), int)
-    retry = StepRetry((ConnectionError, TimeoutError), attempts=5, first=0.1, longest=2)
-    assert_type(current_operation.step("again", charge_card, 5, key=key, retry=retry), "dict[str, Any]")
     current_operation.extend(2.5)
     idempotency.after_commit(save, amount=5)
     after_commit(lambda: save(amount=5))

@@ -10,24 +10,19 @@ from __future__ import annotations
 import inspect
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import count
 from logging import ERROR
-from random import SystemRandom
 from typing import Any
 
-from flask_idempotency.core.errors import LeaseLost, StepError, StoreUnavailable, shown, sqlstate
-from flask_idempotency.core.logs import log
+from flask_idempotency.core.errors import LeaseLost, StepError, StoreUnavailable, sqlstate
 from flask_idempotency.core.ports import Lease, Step
 from flask_idempotency.core.process import FORKED, here
 from flask_idempotency.core.records import Claim
-from flask_idempotency.core.retry import StepRetry
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsaved
 from flask_idempotency.session.operation import Operation
@@ -53,7 +48,6 @@ class PresentStep:
     steps: Steps
     name: str
     atomic: bool
-    retry: StepRetry | None
     function: Callable[[], Any] = field(repr=False)
     after_commit: list[Callable[[], object]] = field(default_factory=list)
 
@@ -82,11 +76,10 @@ class Steps:
         self._lock = threading.Lock()
         self._process = here.process
 
-    def run(self, name: str, call: Callable[[], Any], *, atomic: bool, retry: StepRetry | None) -> Any:
+    def run(self, name: str, call: Callable[[], Any], *, atomic: bool) -> Any:
         """See :meth:`Operation.step`."""
         self._check(name, call)
-        _check_retry(name, retry, atomic=atomic)
-        step = PresentStep(self, name, atomic, retry, call)
+        step = PresentStep(self, name, atomic, call)
         with self._only_here(name):
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
@@ -109,7 +102,9 @@ class Steps:
 
     def _run_outside(self, step: PresentStep) -> bytes:
         state = self._state
-        result = self._called(step)
+        self._renew(step)
+        with self._present_step(step):
+            result = _encoded(step.name, step.function())
         left_open = blocks_records(state)
         if left_open:
             drop(state.sessions.present())
@@ -133,38 +128,11 @@ class Steps:
         text = "another request took it over, or an operator decided, while its step %r ran"
         warn(event, f"{text}: both may have called", name, level=ERROR)
 
-    def _called(self, step: PresentStep) -> bytes:
-        """Call the function, again where its ``retry`` says so; return its result, encoded.
-
-        The lease is renewed before each call, and lasts over each pause.
-        """
-        for failures in count(1):
-            self._renew(step, self._seconds)
-            try:
-                with self._present_step(step):
-                    return _encoded(step.name, step.function())
-            except Exception as error:
-                if step.retry is None or not step.retry.covers(error, failures):
-                    raise
-                what = type(error).__name__
-            step.after_commit.clear()
-            # The system's: the application may have seeded its own, for numbers that come again.
-            pause = SystemRandom().uniform(0, step.retry.longest_pause(failures))
-            log.info(
-                "operation %s: a step failed, and is tried again in %.2f s: %s",
-                self._operation.name,
-                pause,
-                what,
-            )
-            self._renew(step, self._seconds + pause)
-            time.sleep(pause)
-        raise AssertionError("unreachable")
-
-    def _renew(self, step: PresentStep, seconds: float) -> None:
+    def _renew(self, step: PresentStep) -> None:
         """Renew the lease. Raises ``LeaseLost`` before anything is done that would not count."""
         self._refuse_open_writes(f"step {step.name!r}")
         with parked(self._state):
-            self._lease.extend(seconds)
+            self._lease.extend(self._seconds)
 
     def _refuse_open_writes(self, what: str) -> None:
         """Raise ``StepError`` if the record could not be written, because the session has written.
@@ -291,18 +259,6 @@ class Steps:
         with self._lock:
             if self._recorded is not None:
                 self._recorded[name] = sealed
-
-
-def _check_retry(name: str, retry: object, *, atomic: bool) -> None:
-    """Raise ``StepError`` for a ``retry`` that is none, or that the step cannot have."""
-    if not isinstance(retry, StepRetry | None):
-        raise StepError(f"step {name!r} has retry={shown(retry)}; allowed: a StepRetry(...), or None")
-    if atomic and retry is not None:
-        raise StepError(
-            f"step {name!r} is atomic, and has retry=...: that is for calls to others, and its"
-            " transaction would stay open between the tries. If the step fails, it is rolled back: call"
-            " it again, in a loop of your own"
-        )
 
 
 def purpose(name: str) -> str:

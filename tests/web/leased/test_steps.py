@@ -3,7 +3,7 @@
 import pytest
 
 from flask_idempotency import Retryable, StepError, StoreUnavailable, current_operation, idempotent
-from tests.web.leased.records import steps
+from tests.web.leased.records import end_lease, steps
 
 
 class Provider:
@@ -38,6 +38,27 @@ def test_a_finished_step_is_not_repeated(world, add_json, provider):
     assert steps(world) == [("charge", 1), ("mail", 2)]
     assert world.post().json == [{"id": 1}, {"id": 2}]
     assert len(provider.calls) == 2
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_the_lease_is_whole_before_a_step_calls_and_after_it(world, add_json):
+    """Nobody takes over while it calls, however long the view took before."""
+    left = "select extract(epoch from lease_expires_at - clock_timestamp()) from idempotency_record"
+    lefts = []
+
+    def look():
+        lefts.append(world.sql(left)[0][0])
+        end_lease(world)
+
+    def view():
+        end_lease(world)
+        current_operation.step("charge", look)
+        look()
+        return {}
+
+    add_json(view, lease=60)
+    assert world.post().status_code == 201
+    assert [50 < seconds <= 60 for seconds in lefts] == [True, True], lefts
 
 
 def test_what_comes_back_is_the_decoded_json_the_first_time_too(world, add_json, provider):
