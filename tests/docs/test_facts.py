@@ -180,5 +180,5 @@ def test_the_runbook_lists_every_line_of_the_log():
     parts = [re.sub("^[A-Z]{4,} ", "", text).split("…") for text in listed]
     patterns = [".*".join(map(re.escape, each)) for each in parts]
     texts = logged()
-    assert len(texts) > 20
+    assert len(texts) > 10
     assert {text for text in texts if not any(re.search(each, text) for each in patterns)} == set()
