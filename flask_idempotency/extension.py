@@ -63,7 +63,7 @@ from flask_idempotency.web.setup.options import (
 )
 from flask_idempotency.web.setup.settings import Settings, read_settings
 from flask_idempotency.web.setup.state import AppState, Protections, set_state, states
-from flask_idempotency.web.signals import Event, lock_paused, lock_resumed, send, store_failed
+from flask_idempotency.web.signals import Event, send, store_failed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -362,8 +362,6 @@ def _compose(
             prefix,
             probe_after=settings.probe_after,
             on_failure=lambda error: send(store_failed, app, Event("", error=error)),
-            on_pause=lambda error: send(lock_paused, app, Event("", error=error)),
-            on_resume=lambda: send(lock_resumed, app, Event("")),
         )
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()

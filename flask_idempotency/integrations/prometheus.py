@@ -111,8 +111,6 @@ class _Series:
         self.store_seconds = histogram("store_seconds", what, labels, buckets=STORE_SECONDS)
         what = "How often the lock or the records failed"
         self.store_failures = counter("store_failures", what, ("part",))
-        what = "Applications, each counted in every process, that leave Redis alone because it failed"
-        self.lock_paused = gauge("lock_paused", what)
         for part in ("lock", "records"):
             self.store_failures.labels(part)
         # prometheus_client looks a child up in ten calls.
@@ -128,15 +126,10 @@ class _Receiver:
 
     def __init__(self, series: _Series, app: Flask) -> None:
         self._series = series
-        self._turn, self._is_paused = threading.Lock(), False
         for signal in signals.OUTCOMES:
             signal.connect(self.count, app)
         signals.operation_taken_over.connect(self.count_takeover, app)
         signals.store_failed.connect(self.count_failure, app)
-        # Kept, as signals keep none of their receivers.
-        self._heard = [partial(self.count_pause, is_paused) for is_paused in (True, False)]
-        signals.lock_paused.connect(self._heard[0], app)
-        signals.lock_resumed.connect(self._heard[1], app)
 
     def count(self, _app: Flask, event: Event) -> None:
         """A request to a protected view has its outcome."""
@@ -159,12 +152,6 @@ class _Receiver:
     def count_failure(self, _app: Flask, event: Event) -> None:
         """The lock, whose events name no operation, or the records failed."""
         self._series.store_failures.labels("records" if event.operation else "lock").inc()
-
-    def count_pause(self, is_paused: bool, _app: Flask, **_event: Event) -> None:
-        """Count this application once: it shares the gauge with others."""
-        with self._turn:
-            self._series.lock_paused.inc(is_paused - self._is_paused)
-            self._is_paused = is_paused
 
 
 class _Operation:

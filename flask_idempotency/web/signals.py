@@ -72,12 +72,8 @@ _signals = Namespace()
 
 operation_executed = _signals.signal("operation-executed", "A view ran; its response was committed.")
 operation_replayed = _signals.signal("operation-replayed", "A stored response was replayed.")
-operation_rejected = _signals.signal("operation-rejected", "A request was rejected with a problem.")
-operation_rolled_back = _signals.signal(
-    "operation-rolled-back", "An atomic view ran, and nothing of it was committed."
-)
-operation_released = _signals.signal(
-    "operation-released", "A view that is not atomic said that its operation may be tried again."
+operation_rejected = _signals.signal(
+    "operation-rejected", "A request got a problem, or its view ran and its response was not stored."
 )
 operation_unprotected = _signals.signal(
     "operation-unprotected", "A protected view ran without protection."
@@ -92,15 +88,11 @@ operation_interrupted = _signals.signal(
     "operation-interrupted", "An operation that is not atomic was begun and never ended."
 )
 store_failed = _signals.signal("store-failed", "Redis or Postgres did not do what was asked.")
-lock_paused = _signals.signal("lock-paused", "Redis failed, and is left alone for a while.")
-lock_resumed = _signals.signal("lock-resumed", "Redis works again.")
 
 OUTCOMES = (
     operation_executed,
     operation_replayed,
     operation_rejected,
-    operation_rolled_back,
-    operation_released,
     operation_interrupted,
     operation_unprotected,
     operation_observed,
@@ -204,15 +196,18 @@ def note(app: Flask, signal: NamedSignal, told: Told, level: int = INFO, **facts
 
 
 def conclude(app: Flask, signal: NamedSignal, told: Told, level: int = DEBUG, **facts: Any) -> None:
-    """Tell the present request's outcome, which ``signal`` is named for, unless it has one."""
+    """Tell the present request's outcome, unless it has one.
+
+    It is what ``signal`` is named for, unless ``facts`` have another.
+    """
     if not told.has_outcome:
         told.has_outcome = True
         if not (signal.receivers or log.logger.isEnabledFor(level)):
             return
         # A view that is not protected, and raises a problem of ours, has no beginning.
         facts.setdefault("seconds", time.monotonic() - told.began if told.began else None)
-        outcome = signal.name.partition("-")[2].replace("-", "_")
-        note(app, signal, told, level, outcome=outcome, **facts)
+        facts.setdefault("outcome", signal.name.removeprefix("operation-"))
+        note(app, signal, told, level, **facts)
 
 
 def problem_type(error: Exception) -> str | None:

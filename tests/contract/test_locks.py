@@ -1,5 +1,6 @@
 """The lock in Redis: who gets it, and whom it refuses. On a real server, and on fakeredis."""
 
+import logging
 from dataclasses import replace
 
 import fakeredis
@@ -10,6 +11,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.redis.lock import LOCK_SECONDS, MARKER_SECONDS, RedisLock
+from tests.log import ours
 
 SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)
 FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
@@ -132,17 +134,20 @@ def test_whatever_stands_there_gives_nobody_the_lock(lock, client, value):
     assert client.get(name) == b"1:done"
 
 
-def test_a_pause_and_its_end_are_told_once_each(monkeypatch):
+def test_each_failure_is_told_and_a_line_says_when_they_began_and_ended(monkeypatch, caplog):
     monkeypatch.setattr("flask_idempotency.stores.redis.lock.PAUSE_SECONDS", 0)  # each request probes
+    caplog.set_level(logging.INFO, "flask_idempotency")
     server, told = fakeredis.FakeServer(), []
     lock = RedisLock(
         lambda: fakeredis.FakeRedis(server=server),
         "shop:",
         probe_after=PROBE_SECONDS,
         on_failure=lambda _error: told.append("failed"),
-        on_pause=lambda _error: told.append("paused"),
-        on_resume=lambda: told.append("resumed"),
     )
     for server.connected in (True, False, False, True, True):
         lock.acquire(FIRST)
-    assert told == ["failed", "paused", "failed", "resumed"]
+    assert told == ["failed", "failed"]
+    assert [each.message.partition(",")[0] for each in ours(caplog, logging.INFO)] == [
+        "Redis failed",
+        "Redis works again",
+    ]

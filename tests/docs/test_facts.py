@@ -95,7 +95,7 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         {field.name for field in dataclasses.fields(Event)} - NOT_ATTRIBUTES,
     ),
     ("outcomes", "monitoring.md", after("`idempotency.outcome` | ", "\n", r"`(\w+)`"), set(OUTCOMES)),
-    ("signals", "api.md", rows(r"^\.\. py:data:: ((?:operation|store|lock)_\w+)"), SIGNALS),
+    ("signals", "api.md", rows(r"^\.\. py:data:: ((?:operation|store)_\w+)"), SIGNALS),
     ("states", "cli.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), set(STATES)),
     *(
         (

@@ -139,7 +139,7 @@ def fail_open(app: Flask) -> None:
 
     def acquire(self: redis.RedisLock, claim: Claim) -> Glance:
         glance = before(self, claim)
-        if self._skip_until is not None:
+        if self._skip_until:
             raise StoreUnavailable
         return glance
 

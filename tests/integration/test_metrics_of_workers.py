@@ -50,7 +50,6 @@ def test_the_numbers_are_those_of_all_workers_once_and_of_the_dead_too(
     assert sum(outcomes.values()) == len(keys)
     assert scrape(shop, "execution_seconds_count") == {(): KEYS}
     assert scrape(shop, "in_progress") == {(): 0}
-    assert scrape(shop, "lock_paused") == {(): 0}
     assert scrape(shop, "records", "operation", "state") == {("pay", "completed"): KEYS}
     assert scrape(shop, "records_up") == {(): 1}
 

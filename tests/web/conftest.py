@@ -14,9 +14,7 @@ from flask import Flask
 
 import flask_idempotency
 
-SIGNALS = [
-    name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_", "lock_"))
-]
+SIGNALS = [name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_"))]
 
 
 @pytest.fixture

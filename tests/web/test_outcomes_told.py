@@ -50,7 +50,7 @@ def test_an_executed_and_a_replayed_one(world, heard):
 def test_one_that_was_rolled_back(world, heard, response, options):
     add(world, response, **options)
     world.post()
-    assert outcomes(heard) == [("operation_rolled_back", "rolled_back")]
+    assert outcomes(heard) == [("operation_rejected", "rolled_back")]
     assert only(heard).attempt == 1
     assert isinstance(only(heard).error, RuntimeError) == (response is fail)
 
@@ -62,7 +62,7 @@ def test_one_whose_worker_is_told_to_exit_was_rolled_back(world, heard):
     add(world, leave)
     with pytest.raises(SystemExit):
         world.post()
-    assert outcomes(heard) == [("operation_rolled_back", "rolled_back")]
+    assert outcomes(heard) == [("operation_rejected", "rolled_back")]
 
 
 def test_rejected_ones(world, heard):
@@ -154,7 +154,8 @@ def test_one_that_is_not_atomic_and_has_no_response(world, heard, raised, outcom
     add(world, view, atomic=False)
     with suppress(raised):
         world.post()
-    assert outcomes(heard) == [(f"operation_{outcome}", outcome)]
+    signal = "operation_rejected" if outcome == "released" else "operation_interrupted"
+    assert outcomes(heard) == [(signal, outcome)]
 
 
 def test_one_that_failed_and_is_not_atomic_was_executed(world, heard):
@@ -174,7 +175,7 @@ def test_a_taken_over_one_is_told_on_the_way(world, heard):
     world.post()
     world.post()
     assert [(name, event.outcome, event.attempt) for name, event in heard] == [
-        ("operation_rolled_back", "rolled_back", 1),
+        ("operation_rejected", "rolled_back", 1),
         ("operation_taken_over", None, 2),
         ("operation_executed", "executed", 2),
     ]

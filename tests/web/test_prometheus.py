@@ -11,12 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from flask_idempotency import (
     ConfigurationError,
-    Event,
     Retryable,
     current_operation,
     idempotent,
-    lock_paused,
-    lock_resumed,
 )
 from flask_idempotency.integrations.prometheus import export_metrics
 from flask_idempotency.web.setup.state import app_state
@@ -226,41 +223,21 @@ def test_the_verbs_of_steps_are_timed(world, registry):
     )
 
 
-def test_a_redis_that_fails_is_counted_and_paused_until_it_works(world, add_view, value, monkeypatch):
+def test_a_redis_that_fails_is_counted_until_it_works(world, add_view, value, monkeypatch):
     add_view(world)
-    assert value("lock_paused") == 0
     lock = app_state(world.app).lock
-    wire = lock._wire
+    connected = lock._connected
 
     def broken():
         raise ConnectionError
 
-    monkeypatch.setattr(lock, "_wire", broken)
+    monkeypatch.setattr(lock, "_connected", broken)
     world.post()
     assert value("store_failures_total", part="lock") == 1
-    assert value("lock_paused") == 1
-    monkeypatch.setattr(lock, "_wire", wire)
-    monkeypatch.setattr(lock, "_skip_until", 0)
+    monkeypatch.setattr(lock, "_connected", connected)
+    monkeypatch.setattr(lock, "_skip_until", 0.0)
     world.post()
-    assert value("lock_paused") == 0
-
-
-def test_each_application_of_a_registry_pauses_for_itself(make_world):
-    registry = CollectorRegistry()
-    shops = [make_world().app for _ in range(2)]
-    for shop in shops:
-        export_metrics(shop, registry=registry)
-
-    def count_after(signal, *senders):
-        for sender in senders:
-            signal.send(sender, event=Event(""))
-        return registry.get_sample_value("idempotency_lock_paused")
-
-    first, second = shops
-    assert count_after(lock_paused, first, second, second) == 2
-    assert count_after(lock_resumed, first) == 1
-    assert count_after(lock_resumed, first) == 1
-    assert count_after(lock_resumed, second) == 0
+    assert value("store_failures_total", part="lock") == 1
 
 
 def test_no_label_says_whose_a_key_is(world, registry, add_view):

@@ -80,15 +80,13 @@ class RedisLock:
         *,
         probe_after: float,
         on_failure: Callable[[Exception], object] = bool,
-        on_pause: Callable[[Exception], object] = bool,
-        on_resume: Callable[[], object] = bool,
     ) -> None:
         self._connected = cache(client)
         self._prefix = prefix
         self._probe_after = probe_after
         self._lock_seconds = max(LOCK_SECONDS, 2 * probe_after)
         self._lock_milliseconds = b"%d" % milliseconds(self._lock_seconds)
-        self._on_failure, self._on_pause, self._on_resume = on_failure, on_pause, on_resume
+        self._on_failure = on_failure
         self._skip_until = 0.0  # while Redis works
 
     def acquire(self, claim: Claim) -> Glance:
@@ -185,7 +183,6 @@ class RedisLock:
         if self._skip_until:
             self._skip_until = 0.0
             log.info("Redis works again")
-            self._on_resume()
         return result
 
     def _may_probe(self) -> bool:
@@ -202,7 +199,6 @@ class RedisLock:
         self._on_failure(error)
         if worked:
             log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
-            self._on_pause(error)
 
 
 def _value(claim: Claim) -> bytes:

@@ -12,7 +12,7 @@ from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.web.request.state import existing_request, is_outermost_request
-from flask_idempotency.web.signals import conclude, operation_rolled_back
+from flask_idempotency.web.signals import conclude, operation_rejected
 
 from .attempt import Attempt, raise_again
 
@@ -87,8 +87,9 @@ class AtomicAttempt(Attempt):
     def _tell_end(self) -> None:
         conclude(
             self._state.app,
-            operation_rolled_back,
+            operation_rejected,
             self._current.told,
+            outcome="rolled_back",
             attempt=self._operation.attempt,
             error=self._error,
         )

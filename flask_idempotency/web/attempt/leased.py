@@ -34,7 +34,7 @@ from flask_idempotency.web.signals import (
     conclude,
     note,
     operation_interrupted,
-    operation_released,
+    operation_rejected,
 )
 
 from .attempt import Attempt, raise_again
@@ -172,7 +172,11 @@ class LeasedAttempt(Attempt):
                 return
             self._execution.release()
             conclude(
-                self._state.app, operation_released, self._current.told, attempt=self._operation.attempt
+                self._state.app,
+                operation_rejected,
+                self._current.told,
+                outcome="released",
+                attempt=self._operation.attempt,
             )
 
     def _is_unknown(self) -> bool:
