@@ -370,7 +370,7 @@ def _compose(
     if isinstance(records, PostgresRecords):
         own, own_engine = records.apart(), records.messages.own.engine
     observer = None
-    if getattr(records, "can_observe", False):
+    if records.can_observe:
         observer = Observer(app, IdempotencyEngine(own, NoLock(), sealer, time), time)
     elif not settings.enforce:
         raise ConfigurationError(routes.CANNOT_OBSERVE.format("IDEMPOTENCY_ENFORCE is False"))

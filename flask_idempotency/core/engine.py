@@ -8,7 +8,6 @@ and gets a decision; if that is :class:`Claimed`, it runs the operation and ends
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -193,8 +192,6 @@ class Engine:
     ) -> None:
         self._records, self._lock, self._sealer, self._clock = records, lock, sealer, clock
         self.max_waiters, self._places = max_waiters, threading.Semaphore(max_waiters)
-        self._look_or_claim: Callable[[Claim], Record | Hold | None] | None
-        self._look_or_claim = getattr(records, "look_or_claim", None)
 
     def decide(
         self,
@@ -248,14 +245,11 @@ class Engine:
         return replace(record, response=self.opened(record))
 
     def _first_look(self, claim: Claim) -> Record | Hold | None:
-        """The record, or a hold, of a store that looks and claims at once."""
-        hold: Record | Hold | None = None
-        if self._look_or_claim is not None:
-            if claim.process.is_parent:
-                raise LeaseLost(FORKED)
-            hold = self._look_or_claim(claim)
+        """The record, or a hold if there was none."""
+        if claim.process.is_parent:
+            raise LeaseLost(FORKED)
         # None: somebody was first, between the two. Then there is something to look at.
-        return hold or self._records.look(claim.key)
+        return self._records.look_or_claim(claim) or self._records.look(claim.key)
 
     def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
         if claim.process.is_parent:  # the hold is, too

@@ -114,11 +114,7 @@ class Step(Protocol):
 
 
 class Records(Protocol):
-    """The truth: one record for each key. ``IDEMPOTENCY_STORE`` may be one of your own.
-
-    A store may have one method more, ``look_or_claim(claim)``: the record, or what :meth:`claim`
-    returns if there is none. It saves what both need, such as a connection.
-    """
+    """The truth: one record for each key."""
 
     @property
     def atomic(self) -> bool:
@@ -126,6 +122,14 @@ class Records(Protocol):
 
         False for a store with leases only: it rejects atomic routes, so every claim names a lease.
         """
+
+    @property
+    def can_observe(self) -> bool:
+        """True if an observed request may write a record beside its view, and delay nobody."""
+
+    @property
+    def one_writer(self) -> bool:
+        """True if nobody else can write while somebody does, not even a record beside a view."""
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
@@ -135,6 +139,9 @@ class Records(Protocol):
 
         The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
         """
+
+    def look_or_claim(self, claim: Claim) -> Record | Hold | None:
+        """The record, or what :meth:`claim` returns if there is none, on one connection."""
 
     def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
         """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.

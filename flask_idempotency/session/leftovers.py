@@ -93,7 +93,7 @@ def _needs_rollback(session: Session) -> bool:
 
 def blocks_records(databases: Databases) -> bool:
     """Return True if ``db.session`` keeps the records from being written: SQLite has one writer."""
-    if not getattr(databases.records, "one_writer", False):
+    if not databases.records.one_writer:
         return False
     session = databases.sessions.present()
     return session is not None and _has_written(session, databases.database.pool)

@@ -72,12 +72,15 @@ class Watched:
 class WatchedRecords(Watched):
     """Any store's records."""
 
-    look_or_claim = None  # to watch the claim, the engine has to look first and then claim
-
     def claim(self, claim: Claim) -> WatchedHold | None:
         """See :class:`Records`."""
         self._watch.claiming(claim)
         return self._watched(self._inner.claim(claim), claim)
+
+    def look_or_claim(self, claim: Claim) -> Record | WatchedHold | None:
+        """See :class:`Records`. To be watched, the claim is made apart from the look."""
+        record: Record | None = self._inner.look(claim.key)
+        return record or self.claim(claim)
 
     def take_over(self, claim: Claim, as_seen: Record) -> WatchedHold | None:
         """See :class:`Records`."""

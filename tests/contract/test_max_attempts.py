@@ -15,8 +15,8 @@ from flask_idempotency import ConfigurationError, OperationInterrupted, Retryabl
 from flask_idempotency.cli import cli
 from flask_idempotency.core.engine import Engine, InProgress
 from flask_idempotency.core.ports import NoLock, Plain
-from flask_idempotency.testing.claims import RESPONSE, a_claim, again
 from tests.contract import test_requests
+from tests.contract.claims import RESPONSE, a_claim, again
 from tests.contract.test_requests import TRANSACTIONAL, Shop
 from tests.killed import Killed
 

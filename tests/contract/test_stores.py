@@ -10,7 +10,7 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_idempotency import Idempotency
 from flask_idempotency.integrations.timed import TimedRecords
 from flask_idempotency.stores.redis.records import RedisRecords
-from flask_idempotency.testing.contract import StoreContract
+from tests.contract.suite import StoreContract
 from tests.drivers import EACH
 
 

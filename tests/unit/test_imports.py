@@ -97,7 +97,6 @@ except ImportError as error:
         ("client.session", "urllib3", "requests"),
         ("client.transport", "anyio", "httpx"),
         ("client.transport", "httpx", "httpx"),
-        ("testing.contract", "pytest", "testing"),
         ("integrations.wtf", "wtforms", "wtf"),
     ],
 )

@@ -35,6 +35,7 @@ class PostgresRecords:
 
     atomic = True
     can_observe = True
+    one_writer = False
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.messages = Messages(engine, table, steps)

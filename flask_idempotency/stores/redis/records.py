@@ -133,6 +133,7 @@ class RedisRecords:
 
     atomic = False
     can_observe = True
+    one_writer = False
 
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
         self.prefix = f"{prefix}record:"
@@ -152,6 +153,10 @@ class RedisRecords:
     def claim(self, claim: Claim) -> RedisLease | None:
         """Insert the record, if it is not there."""
         return self._lease(CLAIM, claim)
+
+    def look_or_claim(self, claim: Claim) -> Record | RedisLease | None:
+        """The record, or a claim if there is none."""
+        return self.look(claim.key) or self.claim(claim)
 
     def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
         """Make a record ours whose lease is over or was released."""

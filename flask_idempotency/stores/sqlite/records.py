@@ -34,6 +34,7 @@ class SqliteRecords:
     """The table of records in a SQLite file, reached through an engine of the application."""
 
     atomic = True
+    can_observe = False
     one_writer = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
@@ -58,6 +59,10 @@ class SqliteRecords:
         with self.messages.writing(transaction) as run:
             inserted = run(statements.INSERT, claim_values(claim)).rowcount
         return self._hold(claim) if inserted else None
+
+    def look_or_claim(self, claim: Claim) -> Record | SqliteHold | SqliteLease | None:
+        """The record, or a claim if there is none."""
+        return self.look(claim.key) or self.claim(claim)
 
     def take_over(self, claim: Claim, as_seen: Record) -> SqliteHold | SqliteLease | None:
         """Make a record that nobody holds ours, as its next attempt, and commit that; then hold it."""

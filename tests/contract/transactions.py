@@ -20,8 +20,7 @@ from sqlalchemy.pool import QueuePool
 from flask_idempotency.core.errors import IdempotencyError, LeaseLost, NotAtomic
 from flask_idempotency.core.ports import Hold, Lease, Records
 from flask_idempotency.core.records import Claim, Record, State
-
-from .claims import (
+from tests.contract.claims import (
     RESPONSE,
     SAME,
     SHORT_SECONDS,
@@ -31,11 +30,11 @@ from .claims import (
     is_renewed,
     lease_left,
     stored_record,
+    until,
 )
-from .races import finish_a_step, race_the_next_attempt
+from tests.contract.races import finish_a_step, race_the_next_attempt
 
 Held = Callable[[Any], Any]
-Until = Callable[[Callable[[], bool]], None]
 
 
 class Writes:
@@ -123,10 +122,7 @@ class TransactionContract:
     @pytest.fixture
     def engine(self) -> Engine:
         """The engine of the store's transactions."""
-        raise NotImplementedError(
-            "give the engine of the store's transactions in a fixture named engine, or set"
-            " atomic = False if the store has leases only"
-        )
+        raise NotImplementedError
 
     @pytest.fixture
     def writes(self, engine: Engine) -> Iterator[Writes]:
@@ -239,7 +235,7 @@ class TransactionContract:
         assert engine.pool.checkedout() == 0
 
     def test_nobody_takes_over_during_a_step(
-        self, records: Records, writes: Writes, held: Held, until: Until
+        self, records: Records, writes: Writes, held: Held
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS)
         attempt = Attempt.of(records, held, claim, held(records.claim(claim)))
@@ -251,13 +247,11 @@ class TransactionContract:
         assert writes.committed() == ["a"]
         assert attempt.is_finished()
 
-    def test_a_late_step_and_the_next_attempt_never_both_succeed(
-        self, records: Records, until: Until
-    ) -> None:
-        race_the_next_attempt(records, until, finish_a_step)
+    def test_a_late_step_and_the_next_attempt_never_both_succeed(self, records: Records) -> None:
+        race_the_next_attempt(records, finish_a_step)
 
     def test_nobody_takes_over_a_transaction_whose_retention_is_over(
-        self, records: Records, held: Held, until: Until
+        self, records: Records, held: Held
     ) -> None:
         """However long its view takes."""
         claim = a_claim(ttl=SHORT_SECONDS)
@@ -275,7 +269,7 @@ class TransactionContract:
         records.wait(attempt.claim.key, SHORT_SECONDS)
         assert time.monotonic() - began > 0.9 * SHORT_SECONDS
 
-    def test_a_step_renews_the_lease(self, records: Records, held: Held, until: Until) -> None:
+    def test_a_step_renews_the_lease(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)
         lease, names = held(records.claim(claim)), map(str, count())
 

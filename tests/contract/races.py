@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,7 @@ from typing import Any
 from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.ports import Lease, Records
 from flask_idempotency.core.records import Claim
-
-from .claims import (
+from tests.contract.claims import (
     PATIENCE_SECONDS,
     RESPONSE,
     SHORT_SECONDS,
@@ -23,6 +21,7 @@ from .claims import (
     again,
     lease_left,
     stored_record,
+    until,
 )
 
 ORDERS = (1, -1) * 5
@@ -58,18 +57,11 @@ def at_once(*works: Callable[[], Any]) -> list[Any]:
         except LeaseLost as lost:
             return lost
 
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # or else a store in memory is never interrupted within a verb
-    try:
-        with ThreadPoolExecutor(len(works)) as pool:
-            return list(pool.map(together, works))
-    finally:
-        sys.setswitchinterval(usual)
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(together, works))
 
 
-def race_the_next_attempt(
-    records: Records, until: Callable[[Callable[[], bool]], None], verb: Callable[[Any], None]
-) -> None:
+def race_the_next_attempt(records: Records, verb: Callable[[Any], None]) -> None:
     """Let holders of expired leases do something while others take over."""
     claims = [a_claim(lease=SHORT_SECONDS / 10) for _ in ORDERS]
     leases: list[Any] = [records.claim(claim) for claim in claims]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -57,11 +58,9 @@ def is_renewed(records: Records, claim: Claim, renew: Callable[[], object]) -> b
     return lease_left(records, claim) > before
 
 
-def wait_until(pass_time: Callable[[float], object], condition: Callable[[], bool]) -> None:
-    """Let time pass on the store's clock, in steps short enough to be quick, until it is so."""
-    step = SHORT_SECONDS / 10
-    for _ in range(round(PATIENCE_SECONDS / step)):
-        if condition():
-            return
-        pass_time(step)
-    raise AssertionError(f"{PATIENCE_SECONDS:g} seconds of the store's clock have not brought it about")
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds; the test fails if it never does."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(SHORT_SECONDS / 10)

@@ -1,25 +1,9 @@
 """What every store of records must do, as tests: subclass :class:`StoreContract` in a test file.
 
-.. code-block:: python
-
-    class TestMyStore(StoreContract):
-        @pytest.fixture
-        def engine(self, tmp_path):
-            engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/shop.db")
-            yield engine
-            engine.dispose()
-
-        @pytest.fixture
-        def records(self, engine):
-            return MyRecords(engine)
-
-A store with leases only sets ``atomic = False`` and needs no ``engine``. For an atomic store ``engine``
-is the SQLAlchemy engine of its transactions, with a pool of several connections (not SQLite in memory):
-the tests create tables of their own there, write on the holds' connections, and see from others what is
-committed.
-
-Tests wait some hundredths of a second for short leases and retentions to end by the store's own clock.
-If a test can move that clock, override the fixture ``pass_time``, and no test waits.
+A store with leases only sets ``atomic = False``. For an atomic store the fixture ``engine`` is the
+SQLAlchemy engine of its transactions, with a pool of several connections: the tests create tables of
+their own there, write on the holds' connections, and see from others what is committed. Tests wait some
+hundredths of a second for short leases and retentions to end by the store's own clock.
 """
 
 from __future__ import annotations
@@ -32,19 +16,13 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-try:
-    import pytest
-except ImportError as error:
-    raise ImportError(
-        f"the store contract needs pytest ({error}): pip install 'flask-idempotency[testing]'"
-    ) from error
+import pytest
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Hold, Lease, Records
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
-
-from .claims import (
+from tests.contract.claims import (
     PATIENCE_SECONDS,
     RESPONSE,
     SAME,
@@ -55,10 +33,10 @@ from .claims import (
     is_renewed,
     lease_left,
     stored_record,
-    wait_until,
+    until,
 )
-from .races import ORDERS, RENEWAL, VERBS, at_once, race_the_next_attempt
-from .transactions import Held, TransactionContract, Until
+from tests.contract.races import ORDERS, RENEWAL, VERBS, at_once, race_the_next_attempt
+from tests.contract.transactions import Held, TransactionContract
 
 THREADS = 8
 OTHER = Fingerprint(2**15 - 1, b"\x01" * 32)  # the largest code
@@ -80,17 +58,7 @@ class StoreContract(TransactionContract):
     @pytest.fixture
     def records(self) -> Records:
         """The store under test."""
-        raise NotImplementedError("give the store to test in a fixture named records")
-
-    @pytest.fixture
-    def pass_time(self) -> Callable[[float], object]:
-        """Lets seconds pass on the store's clock; by waiting, as nobody can move most clocks."""
-        return time.sleep
-
-    @pytest.fixture
-    def until(self, pass_time: Callable[[float], object]) -> Until:
-        """Lets time pass until a condition holds; the test fails if it never does."""
-        return partial(wait_until, pass_time)
+        raise NotImplementedError
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test that takes a claim with every kind of claim that the store takes."""
@@ -196,10 +164,10 @@ class StoreContract(TransactionContract):
         assert records.look(claim.key) is None
 
     def test_an_expired_operation_begins_afresh(
-        self, records: Records, claim: Claim, held: Held, until: Until
+        self, records: Records, claim: Claim, held: Held
     ) -> None:
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
-        _expired(records, claim, held, until)
+        _expired(records, claim, held)
         fresh = replace(again(claim), ttl_seconds=60.0, fingerprint=OTHER)
         hold = held(_begun(records, fresh, records.look(claim.key)))
         assert hold.attempt == 1
@@ -209,14 +177,12 @@ class StoreContract(TransactionContract):
             assert hold.steps() == {}
 
     def test_retention_begins_with_the_response(
-        self, records: Records, claim: Claim, held: Held, pass_time: Any, until: Until
+        self, records: Records, claim: Claim, held: Held
     ) -> None:
-        _retains_from(VERBS["complete"], records, claim, held, pass_time, until)
+        _retains_from(VERBS["complete"], records, claim, held)
 
-    def test_retention_begins_with_the_release(
-        self, records: Records, held: Held, pass_time: Any, until: Until
-    ) -> None:
-        _retains_from(VERBS["release"], records, a_claim(lease=60), held, pass_time, until)
+    def test_retention_begins_with_the_release(self, records: Records, held: Held) -> None:
+        _retains_from(VERBS["release"], records, a_claim(lease=60), held)
 
     def test_one_of_many_concurrent_claims_wins(
         self, records: Records, claim: Claim, held: Held
@@ -235,10 +201,7 @@ class StoreContract(TransactionContract):
     def test_looking_and_claiming_at_once_does_what_both_do(
         self, records: Records, claim: Claim, held: Held
     ) -> None:
-        """Only a store that has ``look_or_claim`` must do this."""
-        look_or_claim = getattr(records, "look_or_claim", None)
-        if look_or_claim is None:
-            return
+        look_or_claim = records.look_or_claim
         hold = held(look_or_claim(claim))
         assert hold.attempt == 1
         found = look_or_claim(again(claim))
@@ -251,7 +214,7 @@ class StoreContract(TransactionContract):
         assert len([held(hold) for hold in got if not isinstance(hold, Record | None)]) == 1
 
     def test_an_operation_is_given_up_by_a_lease_of_no_time(
-        self, records: Records, claim: Claim, held: Held, until: Until
+        self, records: Records, claim: Claim, held: Held
     ) -> None:
         """Also one that was atomic. It stays interrupted, however short its retention."""
         hold = held(records.claim(claim))
@@ -305,7 +268,7 @@ class StoreContract(TransactionContract):
             assert held(records.take_over(again(claim), ended)).attempt == 2
 
     def test_an_expired_lease_is_its_holders_until_somebody_takes_over(
-        self, records: Records, held: Held, until: Until
+        self, records: Records, held: Held
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS)
         lease: Lease = held(records.claim(claim))
@@ -318,7 +281,7 @@ class StoreContract(TransactionContract):
         assert stored_record(records, claim).response == RESPONSE
 
     def test_an_expired_lease_is_taken_over_and_its_holder_loses(
-        self, records: Records, held: Held, until: Until
+        self, records: Records, held: Held
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS, ttl=SHORT_SECONDS)
         first: Lease = held(records.claim(claim))
@@ -350,10 +313,10 @@ class StoreContract(TransactionContract):
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_a_late_holder_and_the_next_attempt_never_both_succeed(
-        self, records: Records, until: Until, verb: str
+        self, records: Records, verb: str
     ) -> None:
         """However close together they come: each compares and writes in one atomic act."""
-        race_the_next_attempt(records, until, VERBS[verb])
+        race_the_next_attempt(records, VERBS[verb])
 
     @pytest.mark.parametrize("verb", ["record", "complete"])
     def test_what_one_holder_does_at_once_is_all_done(self, records: Records, verb: str) -> None:
@@ -380,9 +343,7 @@ class StoreContract(TransactionContract):
             lease.extend(seconds)
             assert 900 < lease_left(records, claim) < 1001
 
-    def test_recording_a_step_renews_the_lease(
-        self, records: Records, held: Held, until: Until
-    ) -> None:
+    def test_recording_a_step_renews_the_lease(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)
         lease, names = held(records.claim(claim)), map(str, count())
         until(lambda: is_renewed(records, claim, lambda: lease.record(next(names), b"1")))
@@ -409,9 +370,7 @@ class StoreContract(TransactionContract):
         assert lease.steps() == steps
 
     @pytest.mark.parametrize("end", ["abandon", "release"])
-    def test_the_age_is_that_of_the_first_attempt(
-        self, records: Records, held: Held, until: Until, end: str
-    ) -> None:
+    def test_the_age_is_that_of_the_first_attempt(self, records: Records, held: Held, end: str) -> None:
         claim = a_claim(lease=60)
         lease: Lease = held(records.claim(claim))
         until(lambda: stored_record(records, claim).age > SHORT_SECONDS)
@@ -421,7 +380,7 @@ class StoreContract(TransactionContract):
         assert stored_record(records, claim).age >= before.age
 
     def test_what_has_done_a_step_is_released_and_does_not_expire(
-        self, records: Records, held: Held, until: Until
+        self, records: Records, held: Held
     ) -> None:
         """If nobody comes back, an operator must hear of it."""
         claim = a_claim(lease=60, ttl=SHORT_SECONDS)
@@ -439,7 +398,7 @@ class StoreContract(TransactionContract):
 
     @pytest.mark.parametrize("step", [False, True])
     def test_a_failure_after_a_step_waits_if_it_is_told_to(
-        self, records: Records, held: Held, until: Until, step: bool
+        self, records: Records, held: Held, step: bool
     ) -> None:
         """It replays until somebody decides. One that has done nothing expires."""
         claim = a_claim(lease=60, ttl=SHORT_SECONDS)
@@ -457,7 +416,7 @@ class StoreContract(TransactionContract):
         assert records.take_over(again(claim), record) is None
         _is_lost(lease, "extend", "record")
 
-    def test_what_begins_afresh_has_no_age(self, records: Records, held: Held, until: Until) -> None:
+    def test_what_begins_afresh_has_no_age(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60, ttl=SHORT_SECONDS)
         held(records.claim(claim)).release()
         until(lambda: has_expired(records, claim))
@@ -479,7 +438,7 @@ def _is_lost(lease: Lease, *verbs: str) -> None:
             VERBS[verb](lease)
 
 
-def _expired(records: Records, claim: Claim, held: Held, until: Until) -> Any:
+def _expired(records: Records, claim: Claim, held: Held) -> Any:
     """The hold of an operation that has completed, with a step if it has a lease, and has expired."""
     hold = held(records.claim(claim))
     if claim.lease_seconds is not None:
@@ -499,8 +458,6 @@ def _retains_from(
     records: Records,
     claim: Claim,
     held: Held,
-    pass_time: Callable[[float], object],
-    until: Until,
 ) -> None:
     """An operation that takes longer than its retention outlives one that ended before it began.
 
@@ -511,7 +468,7 @@ def _retains_from(
     before = a_claim(ttl=2 * SHORT_SECONDS, lease=claim.lease_seconds)
     held(records.claim(before)).complete(RESPONSE)
     hold = held(records.claim(claim))
-    pass_time(1.5 * SHORT_SECONDS)
+    time.sleep(1.5 * SHORT_SECONDS)
     end(hold)
     hold.abandon()
     until(lambda: has_expired(records, claim))
