@@ -81,11 +81,12 @@ def test_it_runs_once_and_replays(shop):
     def view():
         runs.append(current_operation.attempt)
         shop.pay()
-        return b"\x00\xff", "201 Paid", [("X-A", "1"), ("X-A", "2")]
+        return b"\x00\xff", 201, [("X-A", "1"), ("X-A", "2")]
 
     shop.view(view)
     first, retry = shop.post(), shop.post()
-    assert (first.data, first.status) == (retry.data, retry.status) == (b"\x00\xff", "201 Paid")
+    assert (first.data, first.status_code) == (b"\x00\xff", 201)
+    assert (retry.data, retry.status_code) == (b"\x00\xff", 201)
     assert first.headers.getlist("X-A") == retry.headers.getlist("X-A") == ["1", "2"]
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert shop.post(json={"other": 1}).status_code == 422

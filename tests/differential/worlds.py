@@ -423,7 +423,7 @@ class World:
         if self.is_postgres:
             self.admin_run("select pg_temp.empty()")
         else:
-            for table in (*SQLITE, *(["idempotency_record"] if self._has_records() else [])):
+            for table in (*SQLITE, *(["idempotency_record"] if self.protected else [])):
                 self.admin_run(f"delete from {table}")
             self.admin_run("insert into account (name, balance) values ('alice', 100), ('bob', 100)")
         if self.remote is not None:
