@@ -39,7 +39,6 @@ OPERATOR = "ada@example.org"
 WHY = "the provider has one charge for it, so a retry with the same key is safe"
 CUSTOMERS = 8  # at once
 PAUSE = 0.4  # seconds of one customer between two visits, on average
-COUNTED = 12  # seconds: the counts are written, and the records counted, every ten
 
 
 def pay_and_lose_the_response(client: Client) -> None:
@@ -133,10 +132,10 @@ def console(stage: Stage, lane: Lane, browser: Browser) -> None:
     login = {**who, "origin": lane.url, "send": "always"}
     for _ in range(2):
         new_client(stage, lane).order(fault=KILL_AFTER_CHARGE)
-    time.sleep(COUNTED)
+    time.sleep(LEASE_SECONDS + 1)
     page = opened(browser, "light", 1000, login)
     page.goto(f"{lane.url}/operations/")
-    take(page, "console-overview.png", "section[aria-labelledby=hour]")
+    take(page, "console-overview.png", "section[aria-labelledby=interrupted]")
     client = new_client(stage, lane)
     client.order(fault=KILL_AFTER_CHARGE)
     time.sleep(LEASE_SECONDS + 1)

@@ -37,11 +37,10 @@ LONGEST_RESULT = 80
 def create_table() -> None:
     """Create the table of the records and that of their steps, with indexes and fill factor.
 
-    With the operator's page, creates the table of its counts, too, and none of the application's own.
-    If a table exists, creates the indexes that it lacks, and changes nothing else. Nobody can write to
-    the table meanwhile: for one in use, check prints a statement that blocks nobody. Running it again
-    does nothing. An application with Flask-Migrate needs only a migration: the tables are part of
-    db.metadata.
+    Creates no table of the application's own. If a table exists, creates the indexes that it lacks, and
+    changes nothing else. Nobody can write to the table meanwhile: for one in use, check prints a
+    statement that blocks nobody. Running it again does nothing. An application with Flask-Migrate needs
+    only a migration: the tables are part of db.metadata.
     """
     state = current_state()
     done, name = admin(state).create(), state.table.fullname

@@ -11,14 +11,9 @@ from flask.blueprints import BlueprintSetupState
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, shown
-from flask_idempotency.stores.counts import Counts
-from flask_idempotency.stores.table import define_counts
-from flask_idempotency.web import signals
-from flask_idempotency.web.setup.state import AppState, one_state
+from flask_idempotency.web.setup.state import one_state
 
 from . import access, pages, records
-from .pages import Console
-from .rates import Rates
 
 
 def console_blueprint(
@@ -52,24 +47,11 @@ def console_blueprint(
 
 
 def _set_up(bind_key: str | None, setup: BlueprintSetupState) -> None:
-    """Count outcomes from now on, of the whole application in the database of its first console.
+    """Note what the console shows.
 
     Raises ``ConfigurationError`` before ``init_app``, and where nothing says which database it shows.
     """
     app = cast("Flask", setup.app)
     how = "give each of them a console_blueprint(bind_key=..., name=...)"
-    state = one_state(app, "a console", how, bind_key)
     consoles = app.extensions.setdefault("idempotency_console", {})
-    if consoles:
-        rates = next(iter(consoles.values())).rates
-    else:
-        rates = Rates(app, _counts(state))
-        for signal in signals.OUTCOMES:
-            signal.connect(rates.note, app)
-    consoles[setup.blueprint] = Console(state, rates)
-
-
-def _counts(state: AppState) -> Counts | None:
-    """Return the table of the counts, if the records are in a table of ours too."""
-    has_table = state.settings.has_table
-    return Counts(state.own_engine, define_counts(state.table)) if has_table else None
+    consoles[setup.blueprint] = one_state(app, "a console", how, bind_key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from flask import current_app, redirect, request, url_for
@@ -29,12 +28,9 @@ from flask_idempotency.operate.find import (
 )
 from flask_idempotency.operate.words import duration, explain, printable
 from flask_idempotency.stores.admin import Line, Overview
-from flask_idempotency.stores.counts import CountsUnavailable
 from flask_idempotency.web.setup.state import AppState
 
 from . import access, words
-from .chart import OUTCOMES, Hour
-from .rates import Rates
 
 _STATES = ("in_progress", "interrupted", "released", "failed", "completed", "observed", "erased")
 """What needs somebody is on the left, where a narrow screen shows it."""
@@ -74,18 +70,10 @@ _templates.filters.update(
 )
 
 
-@dataclass(frozen=True)
-class Console:
-    """What the pages of one blueprint stand on."""
-
-    state: AppState
-    rates: Rates
-
-
-def console() -> Console:
-    """That of the present page."""
+def console() -> AppState:
+    """Return the state of what the present page shows."""
     blueprint = current_app.blueprints[str(request.blueprint)]
-    found: Console = current_app.extensions["idempotency_console"][blueprint]
+    found: AppState = current_app.extensions["idempotency_console"][blueprint]
     return found
 
 
@@ -100,21 +88,13 @@ def page(template: str, status: int = 200, **values: Any) -> Response:
 
 def overview() -> Response:
     """Show the overview."""
-    state, hour, no_hour = console().state, None, ""
-    try:
-        hour = Hour(console().rates.last_hour())
-    except CountsUnavailable as error:
-        no_hour = error.detail
+    state = console()
     store = admin(state)
     glance = store.overview()
     interrupted = store.leased("interrupted", FEW) if glance.interrupted else []
     running = store.leased("in_progress", FEW) if glance.running else []
     return page(
         "overview.html",
-        hour=hour,
-        no_hour=no_hour,
-        is_shared=console().rates.is_shared,
-        meanings=OUTCOMES,
         glance=glance,
         states=_by_operation(glance),
         state_names=[name for name in _STATES if glance.by_state.get(name)],
@@ -134,7 +114,7 @@ def _by_operation(glance: Overview) -> dict[str, Counter[str]]:
 
 def records() -> Response:
     """Show the newest records, of one operation and in one state if these are given."""
-    state = console().state
+    state = console()
     operation = operation_name(request.args.get("operation") or None)
     chosen = request.args.get("state") or None
     limit = max(1, min(request.args.get("limit", PAGE, type=int), MOST))
@@ -162,7 +142,7 @@ def search() -> Response:
 
     A form, as URLs end up in logs of servers.
     """
-    state = console().state
+    state = console()
     digits = request.form.get("digits", "").strip()
     if digits:
         line = find(admin(state), checked(digits))

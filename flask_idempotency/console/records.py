@@ -69,7 +69,7 @@ def record(digits: str) -> Response:
 
 def body(digits: str) -> Response:
     """The same with the body of its response and the results of its steps, which the record notes."""
-    found, store = _found(digits), admin(console().state)
+    found, store = _found(digits), admin(console())
     entry, line = noted(SHOWN, "", access.who()), found.line
     if not store.note(_key(found), entry):
         raise IdempotencyError("This record is in use just now: nothing was shown.")
@@ -80,12 +80,12 @@ def body(digits: str) -> Response:
 def _found(digits: str, action: str = "release") -> Found:
     if action not in STATES_OF:
         raise UnknownRecord("There is no such action.")
-    store = admin(console().state)
+    store = admin(console())
     return Found.of(store, find(store, checked(digits)))
 
 
 def _page(found: Found, *, with_body: bool = False) -> Response:
-    state = console().state
+    state = console()
     key = _key(found)
     row, broken = _row(state, key)
     steps, unreadable = shown_steps(state, key, found.steps)
@@ -127,7 +127,7 @@ def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
 
 
 def _key(found: Found) -> bytes:
-    key = key_of(console().state, found)
+    key = key_of(console(), found)
     if key is None:
         raise UnknownRecord("The record has just been deleted.")
     return key
@@ -169,7 +169,7 @@ def act(digits: str, action: str) -> Response:
     form = Form(**given)  # type: ignore[arg-type]
     if action in NOTED and not is_legible(form.why, LONGEST_WHY):
         form.errors["why"] = SAY_WHY
-    state = console().state
+    state = console()
     response = _response(state, action, form)
     if action == "release" and not form.not_done and (why_not := too_old(state, found.line)):
         form.errors["not_done"] = f"{why_not}."

@@ -12,8 +12,6 @@ from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
-from flask_idempotency.stores.counts import Counts
-from flask_idempotency.stores.table import defined_counts
 from flask_idempotency.web.background.threads import aside, reply
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed
@@ -59,7 +57,7 @@ def _examine_servers(state: AppState) -> Iterator[Finding]:
     if ready:
         yield from _examine_keys(state, store)
         yield from _examine_claim(state, store)
-        yield from _examine_threads(state, has_counts=told.get("counts") == "ok")
+        yield from _examine_threads(state)
     errors: list[BaseException | None] = []
 
     def note(_sender: object, event: Event) -> None:
@@ -130,9 +128,9 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     return Finding("ok", subject, "joins the operation's transaction")
 
 
-def _examine_threads(state: AppState, *, has_counts: bool) -> Iterator[Finding]:
+def _examine_threads(state: AppState) -> Iterator[Finding]:
     """Try once what threads of ours will do here, in a thread and on a connection such as they use."""
-    for what, work in _threads(state, has_counts):
+    for what, work in _threads(state):
         try:
             reply(aside(state.app, work), PATIENCE_SECONDS)
         except Exception as error:  # a listener may raise anything
@@ -141,8 +139,8 @@ def _examine_threads(state: AppState, *, has_counts: bool) -> Iterator[Finding]:
             yield Finding("ok", "threads", f"{what} works")
 
 
-def _threads(state: AppState, has_counts: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The threads that this application has; that of the counts if their table is as it should be."""
+def _threads(state: AppState) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The threads that this application has."""
     if not state.settings.has_table:  # elsewhere nobody listens
         return
     routes = [each.route for each in write_routes(state) if each.route is not None]
@@ -150,5 +148,3 @@ def _threads(state: AppState, has_counts: bool) -> Iterator[tuple[str, Callable[
         yield "the background purge", state.purge.attempt
     if not all(route.enforce for route in routes):
         yield "observing", partial(state.own_records.look, trial_claim().key)
-    if has_counts and (counts := defined_counts(state.table)) is not None:
-        yield "the console's counts", Counts(state.own_engine, counts).attempt

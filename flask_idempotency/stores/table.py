@@ -75,21 +75,6 @@ def define_steps(records: Table) -> Table:
     return _defined(_steps, records.metadata, f"{records.name}_step")
 
 
-def define_counts(records: Table) -> Table:
-    """The table of the console's counts: how many requests had which outcome, in each minute."""
-    return _defined(_counts, records.metadata, _count_name(records))
-
-
-def defined_counts(records: Table) -> Table | None:
-    """The same if the application has a console, else None."""
-    table = records.metadata.tables.get(_qualified(records.metadata, _count_name(records)))
-    return table if table is not None and table.info.get(_OURS) else None
-
-
-def _count_name(records: Table) -> str:
-    return f"{records.name}_count"
-
-
 def _qualified(metadata: MetaData, name: str) -> str:
     return f"{metadata.schema}.{name}" if metadata.schema else name
 
@@ -157,19 +142,5 @@ def _steps(metadata: MetaData, name: str) -> Table:
         Column("created_at", DateTime(timezone=True), nullable=False),
         Column("result", LargeBinary, nullable=False, comment="JSON; sealed like responses"),
         comment="Finished steps of idempotent operations (Flask-Idempotency)",
-        info={_OURS: True},
-    )
-
-
-def _counts(metadata: MetaData, name: str) -> Table:
-    return Table(
-        name,
-        metadata,
-        # A number, which both databases compute and compare alike.
-        Column("minute", Integer, primary_key=True, autoincrement=False, comment="since 1970, in UTC"),
-        Column("operation", String(255), primary_key=True),
-        Column("outcome", String(16), primary_key=True, comment="of requests to the operation"),
-        Column("count", Integer, nullable=False),
-        comment="Outcomes of idempotent requests in the last day (Flask-Idempotency)",
         info={_OURS: True},
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Index, Inspector, Table, inspect
+from sqlalchemy import Connection, Index, Inspector, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
@@ -15,7 +15,6 @@ from flask_idempotency.core.records import ERASED, Claim
 from flask_idempotency.core.rows import response_values
 
 from .admin import (
-    ADD,
     CAPPED,
     ERASURE_SECONDS,
     REBUILD,
@@ -24,20 +23,16 @@ from .admin import (
     AuditEntry,
     Belongings,
     Erasure,
-    Finding,
     Line,
     Overview,
     StepLine,
     Tally,
     Time,
     Verdict,
-    finding,
     read_audit,
     read_time,
-    remedy_of,
 )
-from .counts import Counts, CountsUnavailable
-from .table import IS_OBSERVED, NO_LEASE, VERSION, defined_counts
+from .table import IS_OBSERVED, NO_LEASE, VERSION
 
 _FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
@@ -307,12 +302,9 @@ class TableAdmin:
         tables = {
             "the table": self._messages.table,
             "the table of its steps": self._messages.steps,
-            "the table of the console's counts": defined_counts(self._messages.table),
         }
         database = inspect(connection)
         for what, table in tables.items():
-            if table is None:
-                continue
             if not database.has_table(table.name, schema=table.schema):
                 table.create(connection)
                 yield f"created {what}"
@@ -388,17 +380,3 @@ def missing_indexes(database: Inspector, table: Table) -> list[Index]:
     there = {names.quote(str(index["name"])) for index in found}
     lacking = [index for index in table.indexes if names.format_index(index) not in there]
     return sorted(lacking, key=lambda index: str(index.name))
-
-
-def examine_counts(engine: Engine, counts: Table, *, is_whole: bool) -> Finding:
-    """Check the table of the console's counts, which no request needs."""
-    name = counts.fullname
-    bad, remedy = f"{name} is missing or not as it should be, so the console shows no rates", ADD
-    if is_whole:
-        try:
-            Counts(engine, counts).attempt()
-        except CountsUnavailable as error:
-            is_whole, bad = False, f"the console shows no rates: {error}"
-            allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}"
-            remedy = remedy_of(error, allow)
-    return finding(is_whole, "counts", f"one was written to {name}", bad, remedy, "advice")

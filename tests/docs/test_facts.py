@@ -128,7 +128,7 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         "connections of the package",
         "go-live.md",
         after("A process has at most ", " such", r"\w+"),
-        {"eight"},
+        {"six"},
     ),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
     (
@@ -149,7 +149,7 @@ def test_a_page_lists_what_the_code_has(what, page, listed, real):
 
 
 def test_the_words_of_the_table_are_these_numbers():
-    assert OWN_CONNECTIONS == 8
+    assert OWN_CONNECTIONS == 6
     assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.05, 2, 600)
     assert (DEFAULTS["PROBE_AFTER"], DEFAULTS["TTL"]) == (1, 86400)
 

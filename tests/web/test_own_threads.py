@@ -1,6 +1,6 @@
 """Threads of ours beside what an application hangs into its engine, its log and its signals.
 
-The background purge, the console's counts and observing must go on whatever these do.
+The background purge and observing must go on whatever these do.
 """
 
 import logging
@@ -11,7 +11,6 @@ from flask import current_app, g, request
 
 from flask_idempotency import idempotent
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.stores.table import define_counts
 from flask_idempotency.web.background.purging import BackgroundPurge
 from flask_idempotency.web.setup.state import app_state
 from flask_idempotency.web.signals import operation_observed
@@ -87,18 +86,6 @@ def test_the_purge_deletes_beside_listeners_that_need_a_context(listened, ask):
     assert world.post().status_code == 201
     wait_until(lambda: ask(world, LEFT) == [(0,)], "what has expired is gone")
     app_state(world.app).purge.end(PATIENCE_SECONDS)
-
-
-def test_the_counts_are_written_beside_listeners_that_need_a_context(listened, ask, monkeypatch):
-    monkeypatch.setattr("flask_idempotency.console.rates.EVERY_SECONDS", 1)
-    world = listened()
-    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: True))
-    with sa.create_engine(world.app.config["SQLALCHEMY_DATABASE_URI"]).begin() as connection:
-        define_counts(app_state(world.app).table).create(connection)
-    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
-    assert world.post().status_code == 201
-    counted = "select sum(count) from idempotency_record_count"
-    wait_until(lambda: ask(world, counted) == [(1,)], "it is counted")
 
 
 def test_requests_are_observed_beside_listeners_that_need_a_context(listened, monkeypatch):

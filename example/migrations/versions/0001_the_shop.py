@@ -44,15 +44,6 @@ def upgrade() -> None:
     )
     op.create_index(op.f('ix_idempotency_record_expires_at'), 'idempotency_record', ['expires_at'], unique=False)
     op.create_index('ix_idempotency_record_leased', 'idempotency_record', ['lease_expires_at'], unique=False, postgresql_where=sa.text('lease_expires_at IS NOT NULL'))
-    op.create_table('idempotency_record_count',
-    sa.Column('minute', sa.Integer(), autoincrement=False, nullable=False, comment='since 1970, in UTC'),
-    sa.Column('operation', sa.String(length=255), nullable=False),
-    sa.Column('outcome', sa.String(length=16), nullable=False, comment='of requests to the operation'),
-    sa.Column('count', sa.Integer(), nullable=False),
-    sa.PrimaryKeyConstraint('minute', 'operation', 'outcome'),
-    comment='Outcomes of idempotent requests in the last day (Flask-Idempotency)',
-    info={'flask_idempotency': True}
-    )
     op.create_table('idempotency_record_step',
     sa.Column('key', sa.LargeBinary(length=23), nullable=False, comment="the record's"),
     sa.Column('name', sa.String(length=255), nullable=False),

@@ -22,8 +22,7 @@ from flask_idempotency.stores.admin import (
     reason,
     remedy_of,
 )
-from flask_idempotency.stores.table import FILLFACTOR, defined_counts
-from flask_idempotency.stores.table_admin import examine_counts
+from flask_idempotency.stores.table import FILLFACTOR
 
 from .failures import LOCK_NOT_AVAILABLE
 from .holds import PostgresHold
@@ -63,10 +62,6 @@ def examine(messages: Messages) -> Iterator[Finding]:
     writable = not (server[4] or server[5])
     if shape is not None:
         yield _examine_steps(messages, steps, writable=writable)
-    if writable and (counts := defined_counts(messages.table)) is not None:
-        flaws = _flaws(counts, shape_of(messages, counts), "", "")
-        is_whole = all(flaw.subject == "unlogged" for flaw in flaws)
-        yield examine_counts(messages.engine, counts, is_whole=is_whole)
 
 
 def _examine_server(

@@ -8,9 +8,9 @@ from sqlalchemy import Engine, event
 
 from flask_idempotency.drivers.sqlalchemy_private import hear_disposed, pool_beside
 
-OWN_CONNECTIONS = 8
-"""The most that one process uses beside its requests' own: four for requests that are observed, two for
-the console's counts, and one each for the background purge and the metrics."""
+OWN_CONNECTIONS = 6
+"""The most that one process uses beside its requests' own: four for requests that are observed, and one
+each for the background purge and the metrics."""
 
 
 def apart(engine: Engine, size: int) -> Engine:

@@ -11,12 +11,10 @@ from sqlalchemy import exc, inspect
 
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.stores.admin import ADD, REBUILD, Erasure, Finding, finding, reason, trying
-from flask_idempotency.stores.table import defined_counts
 from flask_idempotency.stores.table_admin import (
     AdminStatements,
     TableAdmin,
     erasure_values,
-    examine_counts,
     missing_columns,
     missing_indexes,
 )
@@ -99,9 +97,6 @@ class SqliteAdmin(TableAdmin):
             yield Finding("FAILED", "steps", f"missing in {steps}: {lacking}", REBUILD)
         missing = ", ".join(str(index.name) for index in missing_indexes(database, messages.table))
         yield finding(not missing, "index", "expires_at", f"missing: {missing}", ADD)
-        if (counts := defined_counts(messages.table)) is not None:
-            whole = counts.name in there and not missing_columns(database, counts)
-            yield examine_counts(messages.engine, counts, is_whole=whole)
 
     @contextmanager
     def trial(self) -> Iterator[Transaction]:

@@ -14,7 +14,7 @@ from flask_jwt_extended import get_jwt_identity
 import servers
 from flask_idempotency import idempotent
 from flask_idempotency.web.setup.state import app_state
-from tests.integration.commands.running import build, build_console, findings, not_ok, once, runner
+from tests.integration.commands.running import build, findings, not_ok, once, runner
 from tests.sessions import factory_of
 from tests.stores import BOTH
 
@@ -112,15 +112,11 @@ def test_check_names_what_rejects_a_record(world, run, change, said):
     assert world.records() == []
 
 
-@pytest.mark.parametrize("table", ["idempotency_record_step", "idempotency_record_count"])
 @pytest.mark.parametrize(
     "change", ["alter table {table} add column tenant text not null", REFUSES.format("insert")]
 )
-def test_check_asks_for_no_right_where_a_row_is_rejected(world, table, change):
-    build_console(world.app)
-    with world.app.app_context():
-        world.db.create_all()
-    world.sql(change.format(table=table))
+def test_check_asks_for_no_right_where_a_row_is_rejected(world, change):
+    world.sql(change.format(table="idempotency_record_step"))
     result = runner(world.app)("check")
     assert len(not_ok(result)) == 1
     assert "-> let the table take what a request writes" in result.output
@@ -136,25 +132,6 @@ def test_check_notices_missing_rights_on_the_table_of_steps(world, stranger, rig
     assert not_ok(result) == {"steps": "FAILED"}
     assert "may not use the table idempotency_record_step:" in result.output
     assert world.count("idempotency_record_step") == 0
-
-
-@pytest.mark.parametrize("rights", ["select", "select, insert, update", "insert, update, delete"])
-def test_check_notices_missing_rights_on_the_table_of_counts(world, stranger, rights):
-    build_console(world.app)
-    assert once(world.app, "create-table").exit_code == 0
-    counts = "idempotency_record_count"
-    for table in "idempotency_record", "idempotency_record_step":
-        world.sql(f"grant select, insert, update, delete on {table} to {stranger.username}")
-    world.sql(f"grant {rights} on {counts} to {stranger.username}")
-    result = once(build_console(build(stranger)), "check")
-    assert not_ok(result) == {"counts": "advice"}
-    assert f"permission denied for table {counts}" in result.output
-    assert (
-        f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {counts}" in result.output
-    )
-    world.sql(f"grant all on {counts} to {stranger.username}")
-    assert not not_ok(once(build_console(build(stranger)), "check"))
-    assert world.count(counts) == 0
 
 
 def test_check_notices_row_security_on_the_table_of_steps(world, stranger):
@@ -422,12 +399,11 @@ def test_check_advises_on_a_redis_that_will_be_full(world, run, redis_server):
 
 def serve_everything(app):
     """An application that has every thread of ours."""
-    build_console(app)
     app.add_url_rule("/seen", "seen", idempotent(enforce=False)(lambda: ""), methods=["POST"])
     return app
 
 
-PARTS = "the background purge", "observing", "the console's counts"
+PARTS = "the background purge", "observing"
 
 
 @BOTH
@@ -443,7 +419,7 @@ def test_check_tries_what_threads_of_ours_do_and_leaves_nothing(world, pay, redi
     for part in PARTS:
         assert f"{part} works" in result.output
     assert len(world.records()) == 1
-    assert world.count("idempotency_record_count") == world.count("idempotency_record_step") == 0
+    assert world.count("idempotency_record_step") == 0
 
 
 @pytest.mark.parametrize("waiters", [2, 3])
@@ -460,7 +436,6 @@ def test_check_advises_where_waiters_may_take_most_of_the_pool(world, waiters):
 def test_check_names_the_threads_whose_connections_lack_what_a_check_out_sets(world, stranger):
     """A request's connection gets the role that has the rights; a thread's own one never does."""
     app = serve_everything(build(stranger, IDEMPOTENCY_PURGE_INTERVAL=60))
-    once(build_console(world.app), "create-table")
     owner = world.sql("select current_user")[0][0]
     world.sql(f"alter role {stranger.username} noinherit")
     world.sql(f"grant {owner} to {stranger.username}")
@@ -476,7 +451,7 @@ def test_check_names_the_threads_whose_connections_lack_what_a_check_out_sets(wo
     assert not_ok(result) == {"threads": "FAILED"}
     for part in PARTS:
         assert f"{part} would fail: " in result.output
-    assert result.output.count("permission denied") + result.output.count("may not use") == 3
+    assert result.output.count("permission denied") + result.output.count("may not use") == len(PARTS)
     assert "those for connect alone: set there what the tables need" in result.output
     with app.app_context():
         app_state(app).own_engine.dispose()

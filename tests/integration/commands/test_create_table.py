@@ -12,8 +12,7 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_idempotency import Idempotency
 from tests.drivers import EACH
 from tests.integration.commands.purging import outside
-from tests.integration.commands.running import build, build_console, not_ok, once, runner
-from tests.integration.migrations.project import create_all, read
+from tests.integration.commands.running import build, not_ok, once, runner
 
 
 def test_create_table_creates_ours_alone_completely_and_once(world, run):
@@ -69,21 +68,6 @@ def test_rights_that_a_role_inherits_are_enough(world, stranger):
     assert "nothing to do" in once(build(stranger), "create-table").output
     world.sql(f"drop owned by {group}")
     world.sql(f"drop role {group}")
-
-
-@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
-def test_the_consoles_table_is_advised_and_made(postgres, tmp_path, kind):
-    uri = postgres.database("counts") if kind == "postgres" else f"sqlite:///{tmp_path}/shop.db"
-    make = lambda: build_console(build(uri, IDEMPOTENCY_STORE="sql"))  # noqa: E731
-    create_all(build(uri, IDEMPOTENCY_STORE="sql"))
-    result = once(make(), "check")
-    assert not_ok(result) == {"counts": "advice"}
-    assert "-> run `flask idempotency create-table`, or make a migration" in result.output
-    made = "idempotency_record: created the table of the console's counts\n"
-    assert once(make(), "create-table").output == made
-    assert not not_ok(once(make(), "check"))
-    read(make(), "alter table idempotency_record_count rename column outcome to other")
-    assert not_ok(once(make(), "check")) == {"counts": "advice"}
 
 
 @pytest.mark.parametrize("store", ["postgres"])

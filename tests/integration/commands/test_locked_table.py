@@ -15,10 +15,7 @@ def world(make_world):
     """With a limit far above ours, so that what has none fails instead of hanging."""
     options = {"connect_args": {"options": "-c statement_timeout=3000"}}
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
-    [console] = build_console(world.app).extensions["idempotency_console"].values()
-    console.rates.begin = lambda: None
-    with world.app.app_context():
-        world.db.create_all()
+    build_console(world.app)
     return world
 
 

@@ -7,7 +7,6 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import Idempotency
 from tests.integration.migrations.catalog import CATALOG
 from tests.integration.migrations.project import Project, create_all, read, shop
 
@@ -95,20 +94,5 @@ def test_sqlite_gets_everything_but_what_it_does_not_have(tmp_path, make_project
     project.db("upgrade")
     assert_complete(project)
     project.db("downgrade")
-    project.db("upgrade")
-    assert_complete(project)
-
-
-def test_a_console_adds_its_table(database, make_project):
-    url = database()
-
-    def build():
-        app = shop(url)
-        app.secret_key = "secret"
-        app.register_blueprint(Idempotency().console_blueprint(authorize=lambda: True))
-        return app
-
-    project = make_project(build)
-    assert "create_table('idempotency_record_count'" in project.new_revision()
     project.db("upgrade")
     assert_complete(project)

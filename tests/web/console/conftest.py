@@ -35,21 +35,9 @@ def world(make_world, config, authorize):
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
     view = idempotent(atomic=world.store != "redis")(lambda: ({"secret": "canary"}, 201))
     world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
-    if world.store == "postgres":
-        watched = idempotent(enforce=False)(lambda: (request.get_data(), 200))
-        world.app.add_url_rule("/watched", "watched", watched, methods=["POST"])
     with world.app.app_context():
         world.db.create_all()
     return world
-
-
-@pytest.fixture
-def rates(world):
-    """The counts of the application, written when the test says so."""
-    [console] = world.app.extensions["idempotency_console"].values()
-    rates = console.rates
-    rates.begin = lambda: None
-    return rates
 
 
 class Browser:
@@ -76,7 +64,7 @@ class Browser:
 
 
 @pytest.fixture
-def browser(world, rates):
+def browser(world):
     return Browser(world.app, "ada")
 
 

@@ -9,7 +9,6 @@ from flask_sqlalchemy import SQLAlchemy
 
 import servers
 from flask_idempotency import Idempotency
-from flask_idempotency.cli import cli
 
 HTML = "<b>pay</b>&amp;"
 
@@ -34,28 +33,18 @@ def digits_in(text):
 def test_the_overview_of_nothing_says_so(browser):
     text = browser.get().text
     assert "nothing stopped midway" in text
-    assert "None yet" in text
 
 
-def test_the_overview_counts_outcomes_and_records(browser, world):
+def test_the_overview_counts_records_by_operation_and_state(browser, world, interrupted):
     pay(world)
     pay(world)
-    pay(world, amount=6)
     pay(world, "key-2")
+    interrupted()
     text = text_of(browser.get())
-    assert re.search(r"executed +2 +50\.0 %", text)
-    assert re.search(r"replayed +1 +25\.0 %", text)
-    assert re.search(r"rejected +1 +25\.0 %", text)
-    assert re.search(r"pay +4 +2 +1 +1", text), "by operation"
-    assert re.search(r"Records +≈? *2", text)
-
-
-def test_what_is_observed_is_counted_by_what_would_have_become_of_it(browser, world):
-    for amount in 5, 5, 6:
-        world.post("/watched", "key-1", json={"amount": amount})
-    text = text_of(browser.get())
-    for outcome in "would execute", "would replay", "would reject":
-        assert f"{outcome} 1 33.3 %" in text
+    assert re.search(r"Records +3 +counted", text)
+    assert re.search(r"Operation +interrupted +completed", text)
+    assert re.search(r"charge +1 +interrupted of charge +·", text)
+    assert re.search(r"pay +· +2 +completed of pay", text)
 
 
 def test_the_overview_leads_to_what_was_interrupted(browser, interrupted):
@@ -195,26 +184,8 @@ def test_a_missing_table_is_a_page_that_says_what_to_run(browser, world):
         assert "flask idempotency create-table" in response.text
 
 
-def test_without_the_table_of_counts_the_page_says_what_to_run(browser, world, caplog):
-    pay(world)
-    world.sql("drop table idempotency_record_count")
-    text = browser.get().text
-    assert "The counts cannot be read" in text
-    assert "flask idempotency check" in text, "it may be there without the rights to it"
-    assert "Records by operation and state" in text
-
-
-def test_create_table_makes_the_table_of_counts_for_a_console(browser, world):
-    world.sql("drop table idempotency_record_count")
-    runner = world.app.test_cli_runner()
-    result = runner.invoke(cli, ["create-table"])
-    assert "created the table of the console's counts" in result.output
-    assert "None yet" in browser.get().text
-    assert "nothing to do" in runner.invoke(cli, ["create-table"]).output
-
-
-def test_an_application_without_a_console_has_two_tables(make_world):
-    tables = set(make_world().db.metadata.tables)
+def test_the_page_needs_no_table_of_its_own(world):
+    tables = set(world.db.metadata.tables)
     assert tables == {"idempotency_record", "idempotency_record_step", "payment"}
 
 
@@ -229,8 +200,7 @@ class TestOtherStores:
 
     def test_the_pages_of_the_store_redis_show_its_records(self, browser, world):
         pay(world)
-        overview = browser.get().text
-        assert "Of this process only" in overview
+        assert "1 completed of pay" in text_of(browser.get())
         [digits] = digits_in(browser.get("/records").text)
         assert browser.get(f"/records/{digits}").status_code == 200
 
@@ -253,7 +223,7 @@ class TestHybrid:
             text = text_of(browser.get())
             assert "Redis failed" in text
             assert "Requests go on without it" in text
-            assert "executed 1 100.0 %" in text
+            assert "1 completed of pay" in text
 
 
 class TestSqlite:
@@ -268,6 +238,5 @@ class TestSqlite:
     def test_the_pages_work_on_sqlite(self, browser, world):
         pay(world)
         pay(world)
-        text = text_of(browser.get())
-        assert re.search(r"executed +1 +50\.0 %", text)
+        assert "1 completed of pay" in text_of(browser.get())
         assert len(digits_in(browser.get("/records").text)) == 1

@@ -536,7 +536,7 @@ def test_an_operation_that_runs_is_left_alone(world, browser, interrupted):
     assert browser.post(f"/records/{digits}/release", why="x").status_code == 409
 
 
-def test_an_atomic_operation_in_progress_needs_nothing(world, browser, rates):
+def test_an_atomic_operation_in_progress_needs_nothing(world, browser):
     with world.app.app_context(), pytest.raises(SystemExit):
         world.idempotency.run("key-1", exit_worker, scope="alice", name="charge")
     text = text_of(browser.get(f"/records/{digits_of_newest(world)}"))
