@@ -31,7 +31,6 @@ from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.session.sources import Sessions, sessions_of
-from flask_idempotency.stores.admin import purge_of
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
@@ -42,7 +41,7 @@ from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
 from flask_idempotency.web.background.observer import Observer
-from flask_idempotency.web.background.purging import BackgroundPurge
+from flask_idempotency.web.purge import Purge
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
@@ -390,7 +389,7 @@ def _compose(
         own,
         own_engine,
         observer,
-        _background_purge(app, own, settings),
+        Purge(own) if settings.purge and settings.has_table else None,
     )
 
 
@@ -410,13 +409,6 @@ def _records(
         return RedisRecords(client, prefix)
     kind = SqliteRecords if engine.dialect.name == "sqlite" else PostgresRecords
     return kind(engine, table, define_steps(table))
-
-
-def _background_purge(app: Flask, records: Records, settings: Settings) -> BackgroundPurge | None:
-    if settings.purge_interval is None:
-        return None
-    purge = purge_of(records)
-    return None if purge is None else BackgroundPurge(app, purge, settings.purge_interval)
 
 
 def _leave_to_parent() -> None:

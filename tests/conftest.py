@@ -26,7 +26,7 @@ from werkzeug.test import TestResponse
 import servers.urls
 import tests.sessions
 from flask_idempotency import Idempotency, current_operation, idempotent
-from flask_idempotency.web import signals
+from flask_idempotency.web import purge, signals
 from tests.databases import Databases
 from tests.drivers import with_driver
 from tests.flask_releases import is_left_out
@@ -121,6 +121,12 @@ def postgres() -> Iterator[Any]:
     settings = {"max_connections": 200, "autovacuum_naptime": "5min"}  # a process for each database
     with servers.postgres(fsync=False, settings=settings) as server:
         yield server
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_purge_by_chance() -> None:
+    """Nothing is deleted after one response in fifty, unless a test says so."""
+    purge.EVERY = 10**9
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ def check(context: click.Context) -> None:
 
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
     Claims one record and writes one step, as a request would, and deletes them. Tries what threads will
-    do for this application: the background purge and observing.
+    do for this application: observing.
     Then checks the routes: names the endpoints that change something and are not protected; what the
     first request would refuse, such as @idempotent above the route; arguments of protect() and exempt()
     that are not registered; views of other packages that protect() covers; and, with requests that go

@@ -144,7 +144,5 @@ def _threads(state: AppState) -> Iterator[tuple[str, Callable[[], object]]]:
     if not state.settings.has_table:  # elsewhere nobody listens
         return
     routes = [each.route for each in write_routes(state) if each.route is not None]
-    if state.purge is not None:
-        yield "the background purge", state.purge.attempt
     if not all(route.enforce for route in routes):
         yield "observing", partial(state.own_records.look, trial_claim().key)

@@ -231,10 +231,8 @@ def finding(
 class Admin(Protocol):
     """A store as an operator needs it, outside of any request.
 
-    It may have ``purge_alone(batch)``, which the background purge calls in place of :meth:`purge`;
-    None where there is nothing to purge. ``start`` is the beginning of a key's hash, or all of it.
-    Everything may raise ``StoreUnavailable``, ``ConfigurationError``, and :class:`NothingToDo` where
-    the store needs no such thing.
+    ``start`` is the beginning of a key's hash, or all of it. Everything may raise ``StoreUnavailable``,
+    ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such thing.
     """
 
     remedy: str
@@ -316,6 +314,14 @@ class Admin(Protocol):
         """
         ...
 
+    def purge_briefly(self, batch: int) -> int | None:
+        """Delete at most ``batch`` expired records, within 100 ms; return how many.
+
+        None, and none is deleted, if that takes longer. Waits for nobody, and leaves the last
+        connection of a pool to others.
+        """
+        ...
+
     def create(self) -> list[str]:
         """Create what is missing, and say what was done. Never alters or drops a column."""
         ...
@@ -330,14 +336,6 @@ class Admin(Protocol):
         Yields the transaction in which a view would run; None if the store has leases only.
         """
         ...
-
-
-def purge_of(records: Records) -> Callable[[int], Iterator[int]] | None:
-    """Return what deletes expired records in batches in the background; None if nothing does."""
-    store, alone = records.admin(), "purge_alone"
-    purge: Callable[[int], Iterator[int]] | None
-    purge = getattr(store, alone) if hasattr(store, alone) else store.purge
-    return purge
 
 
 TRIAL = "flask idempotency check"

@@ -4,7 +4,8 @@
   endpoint it checks the form of the key, and keeps the body from then on, whoever reads it first. It
   rejects nothing: what is wrong is raised where the view would run, after the application's own
   functions, on which their counterparts after the request rely.
-* ``after_request``: marks problems and replays as not to be cached, and tells receivers.
+* ``after_request``: marks problems and replays as not to be cached, tells receivers, and lets some
+  responses be followed by a purge.
 * The envelope: gives an error of the view its response above the view's decorators; rolls back and
   releases what did not finish, also when the worker has to exit in the middle of a view.
 * ``teardown_request``: does that for a response that waits above its view. It is there from the first
@@ -99,14 +100,11 @@ class Hooks:
     def __init__(self, state: AppState, worker_timeout: float) -> None:
         self._state, self._worker_timeout = state, worker_timeout
         self._known = state.known
-        self._purges = [each.purge for each in state.binds.values() if each.purge is not None]
         self._warned: set[str] = set()
         self._watches_end = False
 
     def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store."""
-        for purge in self._purges:
-            purge.start()
         request: Request = present_request()
         current = begin_request(request)
         route = None
@@ -127,6 +125,9 @@ class Hooks:
             current.end_observation(response)
         if (attempt := current.attempt) is not None and attempt.phase is Phase.WAITING:
             response = self._complete(attempt, response, hook)
+        purge = self._state.purge
+        if purge is not None and current.told.attempt is not None and purge.is_due():
+            response.call_on_close(purge)
         problem, headers = current.problem, response.headers
         current.problem = None  # its traceback leads back here: a cycle would keep the request alive
         # Not setdefault: Werkzeug raises and catches an error for a header that is not there.

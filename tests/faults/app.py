@@ -33,6 +33,7 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.stores.table import define_steps, define_table
+from flask_idempotency.web import purge
 from flask_idempotency.web.setup.state import app_state
 from tests import sessions
 from tests.faults import designs, mutants, points
@@ -89,7 +90,7 @@ def _ours(app: Flask, design: str) -> Any:
     app.config["IDEMPOTENCY_REDIS_URL"] = os.environ["REDIS_URL"]
     app.config["IDEMPOTENCY_WAIT"] = float(os.environ.get("FAULTS_WAIT", "0"))
     app.config["IDEMPOTENCY_PROBE_AFTER"] = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
-    app.config["IDEMPOTENCY_PURGE_INTERVAL"] = 1
+    purge.EVERY = 2
     if design != "ours":
         mutants.MUTANTS[design].apply(app)
     scope = None if design == "no_scope" else lambda: request.headers["X-User"]

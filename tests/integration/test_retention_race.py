@@ -14,7 +14,7 @@ from flask import request
 
 from flask_idempotency import idempotent
 from flask_idempotency.core.keys import uuid7
-from flask_idempotency.stores.admin import purge_of
+from tests.integration.commands.purging import purged
 from tests.stores import BOTH
 
 TTL = 60
@@ -34,7 +34,6 @@ def raced(request, make_world, monkeypatch):
     def race(refuse):
         world = make_world(IDEMPOTENCY_REFUSE_OLD_KEYS=refuse)
         add_view(world, **request.param)
-        purge = purge_of(world.app.extensions["idempotency"].records)
         told = Counter()
         with ThreadPoolExecutor(2) as pool:
             for _ in range(KEYS):
@@ -46,9 +45,9 @@ def raced(request, make_world, monkeypatch):
                 world.sql("update idempotency_record set expires_at = to_timestamp(:end)", end=end)
                 together = threading.Barrier(2)
                 retry = pool.submit(meet, together, end, lambda key=key: world.post(key=key))
-                purged = pool.submit(meet, together, end, lambda: sum(purge(1000)))
+                deleted = pool.submit(meet, together, end, lambda: purged(world))
                 told[answer_of(retry.result())] += 1
-                purged.result()
+                deleted.result()
         return world, told
 
     return race

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -433,23 +432,6 @@ def test_a_page_and_commands_for_each_database(make_shop):
         assert checked.exit_code == 0, checked.output
         joined = "joins the operation's transaction", "does not join outside of a request: AttributeErr"
         assert joined[tenant == "us"] in checked.output, "the first request has shown it"
-
-
-def test_every_database_is_purged_in_the_background(make_shop, urls):
-    shop, started = make_shop(IDEMPOTENCY_PURGE_INTERVAL=3600), []
-    for each in shop.app.extensions["idempotency"].binds.values():
-        each.purge.begin = partial(started.append, each.purge)
-        each.purge.rest = lambda _seconds: None
-    update = "UPDATE idempotency_record SET expires_at = now() - interval '1 day'"
-    for tenant in TENANTS:
-        shop.post(tenant, "old")
-        with contextlib.closing(psycopg2.connect(servers.plain_dsn(urls[tenant]))) as connection:
-            connection.cursor().execute(update)
-            connection.commit()
-    with shop.app.app_context():
-        for purge in {*started}:
-            purge._purge_once()
-    assert [stored(urls[tenant]) for tenant in TENANTS] == [(1, 0)] * 2
 
 
 @pytest.mark.parametrize("file", ["tenants", "shards"])

@@ -1,23 +1,16 @@
 """Threads of ours beside what an application hangs into its engine, its log and its signals.
 
-The background purge and observing must go on whatever these do.
+Observing must go on whatever these do.
 """
-
-import logging
 
 import pytest
 import sqlalchemy as sa
-from flask import current_app, g, request
+from flask import current_app, g
 
 from flask_idempotency import idempotent
-from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.web.background.purging import BackgroundPurge
-from flask_idempotency.web.setup.state import app_state
 from flask_idempotency.web.signals import operation_observed
-from tests.integration.commands.purging import FILL
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.waiting import wait_until
 
-LEFT = "select count(*) from idempotency_record where name = 'filled'"
 LEASED = "select attempt from idempotency_record where lease_expires_at > clock_timestamp()"
 
 
@@ -79,15 +72,6 @@ def listened_(request, make_world):
     return make
 
 
-def test_the_purge_deletes_beside_listeners_that_need_a_context(listened, ask):
-    world = listened(IDEMPOTENCY_PURGE_INTERVAL=1)
-    ask(world, FILL.format(20))
-    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
-    assert world.post().status_code == 201
-    wait_until(lambda: ask(world, LEFT) == [(0,)], "what has expired is gone")
-    app_state(world.app).purge.end(PATIENCE_SECONDS)
-
-
 def test_requests_are_observed_beside_listeners_that_need_a_context(listened, monkeypatch):
     monkeypatch.setattr("flask_idempotency.web.background.observer.PATIENCE_SECONDS", 10.0)
     world, heard = listened(IDEMPOTENCY_ENFORCE=False), []
@@ -114,58 +98,3 @@ def test_disposing_of_the_engine_closes_their_connections_too(make_world, ask):
         assert ask(world, there) > before
         dispose()
         wait_until(lambda: ask(world, there) == before, "a database that could be dropped")
-
-
-class Strict(logging.Filter):
-    """An application's filter: it names the request, and is not meant for anything else."""
-
-    def filter(self, record):
-        record.path = request.path
-        return True
-
-
-@pytest.fixture
-def strict():
-    """The extension's logger with such a filter."""
-    log, found = logging.getLogger("flask_idempotency"), Strict()
-    log.addFilter(found)
-    yield found
-    log.removeFilter(found)
-
-
-@pytest.mark.usefixtures("strict")
-def test_a_filter_of_the_log_that_raises_ends_no_purge(world):
-    rounds = []
-
-    def purge(_batch):
-        rounds.append(1)
-        raise StoreUnavailable if len(rounds) % 2 else RuntimeError("a bug")
-
-    purging = BackgroundPurge(world.app, purge, 0.01)
-    purging.start()
-    wait_until(lambda: len(rounds) > 3, "it goes on")
-    purging.end(PATIENCE_SECONDS)
-    assert purging._thread is None
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_was_ended_is_begun_again_by_the_next_operation(make_world, caplog):
-    world = make_world(IDEMPOTENCY_PURGE_INTERVAL=3600)
-    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
-    purge = app_state(world.app).purge
-
-    def end(_seconds):
-        raise SystemExit
-
-    def said():
-        return [each for each in caplog.records if "idempotency-purge has ended" in each.getMessage()]
-
-    purge.rest = end
-    for times in 1, 2:
-        assert world.post().status_code == 201
-        wait_until(lambda times=times: len(said()) == times, "it has ended, and that is said")
-        assert {each.levelname for each in said()} == {"WARNING"}
-    del purge.rest
-    assert world.post().status_code == 201
-    assert purge._thread.is_alive()
-    purge.end(PATIENCE_SECONDS)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from random import choice
 from typing import Any, cast
 
-from sqlalchemy import exc, text
+from sqlalchemy import QueuePool, exc, text
 
-from flask_idempotency.core.errors import ConfigurationError, sqlstate
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
 from flask_idempotency.stores.admin import (
     Erasure,
     Finding,
@@ -29,7 +30,7 @@ from flask_idempotency.stores.table_admin import (
 )
 
 from . import checks, statements
-from .failures import NO_RIGHT, store_error
+from .failures import LOCK_NOT_AVAILABLE, NO_RIGHT, QUERY_CANCELED, store_error
 from .holds import PostgresHold
 from .messages import Messages
 
@@ -76,6 +77,10 @@ class PostgresAdmin(TableAdmin):
     _messages: Messages
     remedy = checks.POOLER
 
+    def __init__(self, records: Any) -> None:
+        super().__init__(records)
+        self._since: dict[str, str] = {}  # by piece, where the last brief purge of it ended
+
     def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what nobody works on."""
         values: dict[str, Any] = {"keys": keys, "seen": seen}
@@ -91,14 +96,28 @@ class PostgresAdmin(TableAdmin):
             return self._purge(batch)
         return self._purge(batch, self._before(older_than_seconds), which=statements.OLDER)
 
-    def purge_alone(self, batch: int) -> Iterator[int]:
-        """Delete expired records, but end where another process does this, too."""
-        return self._purge(batch, alone=statements.ALONE)
+    def purge_briefly(self, batch: int) -> int | None:
+        """Delete a batch from the table, or from one partition, which is picked at random."""
+        pool = cast("QueuePool", self._messages.engine.pool)
+        if pool.size() - pool.checkedout() < 2:
+            return 0  # the last connection is for a request
+        try:
+            (piece,) = choice(self._fetch(statements.PIECES, {}))  # noqa: S311
+            values = {"batch": batch, "since": self._since.get(piece, "-infinity")}
+            purge = statements.purge(_escaped(piece), bounds=statements.AFTER_RESPONSE)
+            deleted, since = self._fetch(purge, values)[0]
+        except StoreUnavailable as error:
+            code = sqlstate(error.__cause__)
+            if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
+                raise
+            return 0 if code == LOCK_NOT_AVAILABLE else None
+        # From the beginning again once there was no more: what was locked is there.
+        self._since[piece] = since if deleted == batch else "-infinity"
+        return int(deleted)
 
     def _purge(self, batch: int, before: str | None = None, **parts: str) -> Iterator[int]:
-        lock = f"purge {self._messages.table.fullname}"
         for (piece,) in self._fetch(statements.PIECES, {}):
-            values = {"batch": batch, "since": "-infinity", "lock": lock, "before": before}
+            values = {"batch": batch, "since": "-infinity", "before": before}
             purge = statements.purge(_escaped(piece), **parts)
             while True:
                 began = time.monotonic()

@@ -20,6 +20,7 @@ from flask_idempotency.stores.admin import original
 
 CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK})
 LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"  # by a time-out, mostly
 DIVISION_BY_ZERO = "22012"
 READ_ONLY = "25006"  # a standby, or default_transaction_read_only
 

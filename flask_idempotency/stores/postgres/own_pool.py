@@ -10,7 +10,7 @@ from flask_idempotency.drivers.sqlalchemy_private import hear_disposed, pool_bes
 
 OWN_CONNECTIONS = 6
 """The most that one process uses beside its requests' own: four for requests that are observed, and one
-each for the background purge and the metrics."""
+each for the purge after a response and the metrics."""
 
 
 def apart(engine: Engine, size: int) -> Engine:

@@ -21,13 +21,14 @@ from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.admin import Admin
 
 from . import lease_statements, statements
+from .failures import QUERY_CANCELED
 from .holds import NOT_OURS, PostgresHold, PostgresLease, record_in
 from .messages import Messages
 from .own_pool import OWN_CONNECTIONS, apart
 
 # Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
 # row has changed: in either case, look again.
-_WAIT_IS_OVER = NOT_OURS | {"57014"}
+_WAIT_IS_OVER = NOT_OURS | {QUERY_CANCELED}
 
 
 class PostgresRecords:

@@ -174,16 +174,16 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - Without sorts the planner takes the index, which is in this order. It cannot know how many records
 #   have expired; if it believes in few, it would read and sort them all for each batch.
 # - A crash that loses the commit loses nothing: the records have still expired.
-def purge(piece: str, which: str = "expires_at <= (SELECT clock_timestamp())", alone: str = "") -> str:
+def purge(piece: str, which: str = "expires_at <= (SELECT clock_timestamp())", bounds: str = "") -> str:
     """Delete a batch of what has expired in the table, or in a partition, whose name is ``piece``.
 
-    ``which`` may be :data:`OLDER`, and ``alone`` may be :data:`ALONE`.
+    ``which`` may be :data:`OLDER`, and ``bounds`` may be :data:`AFTER_RESPONSE`.
     """
     return f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
-{BRIEFLY}SET LOCAL enable_sort = off;
+{BRIEFLY}{bounds}SET LOCAL enable_sort = off;
 WITH gone AS (
-  DELETE FROM ONLY {piece} WHERE {alone}ctid = ANY (ARRAY(
+  DELETE FROM ONLY {piece} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM ONLY {piece}
      WHERE {NO_LEASE} AND {which}
        AND expires_at >= %(since)s::timestamptz
@@ -197,9 +197,9 @@ SELECT count(*), max(expires_at)::text FROM gone"""
 OLDER = """(expires_at <= (SELECT clock_timestamp())
        OR state <> 'in_progress' AND completed_at <= %(before)s::timestamptz)"""
 
-# If nobody else purges in the background. The lock ends with the batch's own transaction, so it works
-# through a pooler. Whoever does not get it reads no record.
-ALONE = "(SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s))) AND "
+# After a response its worker waits for this. A migration's lock is noticed before the time is over: it
+# says nothing about how many records a batch may have.
+AFTER_RESPONSE = "SET LOCAL statement_timeout = '100ms';\nSET LOCAL lock_timeout = '50ms';\n"
 
 
 # What an operator decides waits for the disk, also on a server that commits asynchronously by default.

@@ -135,7 +135,6 @@ class RedisAdmin:
     """The records in Redis, for an operator."""
 
     remedy = "connect to a primary that takes writes, and allow its user EVAL and SCAN on our prefix"
-    purge_alone = None  # Redis does it
 
     def __init__(self, records: Any) -> None:
         self._records = records

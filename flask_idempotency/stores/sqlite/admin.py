@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from sqlalchemy import exc, inspect
 
+from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.stores.admin import ADD, REBUILD, Erasure, Finding, finding, reason, trying
 from flask_idempotency.stores.table_admin import (
@@ -21,6 +22,7 @@ from flask_idempotency.stores.table_admin import (
 
 from . import statements
 from .messages import Messages
+from .transaction import BorrowedTransaction
 
 
 class SqliteAdmin(TableAdmin):
@@ -60,8 +62,19 @@ class SqliteAdmin(TableAdmin):
         while deleted := self._purge({"batch": batch, "before": before}):
             yield deleted
 
-    def _purge(self, values: dict[str, Any]) -> int:
-        with self._messages.writing() as run:
+    def purge_briefly(self, batch: int) -> int | None:
+        """Delete a batch, unless somebody writes, or reads for long."""
+        try:
+            return self._purge({"batch": batch, "before": None}, self._messages.begin(waits=False))
+        except StoreUnavailable as error:
+            if error.__cause__ is not None and "locked" not in str(error.__cause__):
+                raise
+            return 0
+
+    def _purge(self, values: dict[str, Any], transaction: BorrowedTransaction | None = None) -> int:
+        with self._messages.writing(transaction) as run:
+            if transaction is not None:
+                transaction.hurry()
             run(statements.PURGE_STEPS, values)
             return int(run(statements.PURGE, values).rowcount)
 

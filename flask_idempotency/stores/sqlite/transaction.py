@@ -19,6 +19,9 @@ from flask_idempotency.session.units import Units
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 
+HURRY_MILLISECONDS = 50
+"""How long a commit for which nobody asked waits for readers."""
+
 # Python 3.10 cannot remove an authorizer, and denies everything if it is set to None.
 _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
 
@@ -38,6 +41,7 @@ class BorrowedTransaction:
             raise StoreUnavailable from error
         driver: Any = self.connection.connection.driver_connection
         self._driver, self._level = driver, driver.isolation_level
+        self._patience: int | None = None
         try:
             self._driver.isolation_level = None
             self._begin(waits)
@@ -58,6 +62,11 @@ class BorrowedTransaction:
             self._driver.execute("BEGIN IMMEDIATE")
         finally:
             self._driver.execute(f"PRAGMA busy_timeout = {timeout}")
+
+    def hurry(self) -> None:
+        """Let the commit wait for whoever reads SQLite's database for a moment only."""
+        (self._patience,) = self._driver.execute("PRAGMA busy_timeout").fetchone()
+        self._driver.execute(f"PRAGMA busy_timeout = {HURRY_MILLISECONDS}")
 
     def execute(self, statement: str, values: dict[str, Any]) -> Any:
         """Run one SQL statement in the transaction; the driver's cursor."""
@@ -142,6 +151,8 @@ class BorrowedTransaction:
                 self._driver.set_authorizer(_NO_AUTHORIZER)
                 if self._driver.in_transaction:
                     self._driver.execute("ROLLBACK")
+                if self._patience is not None:
+                    self._driver.execute(f"PRAGMA busy_timeout = {self._patience}")
                 self._driver.isolation_level = self._level
         finally:
             self.connection.close()

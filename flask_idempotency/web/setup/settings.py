@@ -237,11 +237,9 @@ class Settings:
         "a URI prefix",
         "The `type` of a problem is this prefix and the problem's name. The default promises no page;"
         " set the URL of your own documentation, with its last `/` or `#`.")
-    purge_interval: float | None = row(None, optional(_seconds(1, 86400)),
-        _DURATION.format("1 second", "1 day") + "; None for no background purge",
-        "How often expired records are deleted in the background, in small batches, by one process at"
-        " a time. With `None`, run `flask idempotency purge` regularly. An hour keeps the table within"
-        " an hour's records of its smallest size.")
+    purge: bool = row(True, boolean, "True or False",
+        "Whether some responses are followed by the deletion of a few expired records, when they have"
+        " been sent. With `False`, run `flask idempotency purge` regularly.")
     encryption_keys: tuple[bytes | str, ...] = row((), _list, "a list of keys, newest first",
         "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
         " any. Each key is 32 bytes, or their URL-safe base64. There is no default: whoever loses a key"

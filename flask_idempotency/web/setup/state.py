@@ -18,7 +18,7 @@ from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
 from flask_idempotency.web.background.observer import Observer
-from flask_idempotency.web.background.purging import BackgroundPurge
+from flask_idempotency.web.purge import Purge
 
 from .options import Route, ScopeCallable
 from .settings import Settings
@@ -83,7 +83,7 @@ class AppState(Databases):
     own_records: Records  # the same, for threads of ours: past the pool of the application
     own_engine: Engine
     observer: Observer | None  # None where the store cannot observe
-    purge: BackgroundPurge | None
+    purge: Purge | None
     has_served: bool = False
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)

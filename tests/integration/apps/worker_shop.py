@@ -33,7 +33,6 @@ def create_app() -> Flask:
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
-        IDEMPOTENCY_PURGE_INTERVAL=float(os.environ.get("PURGE_INTERVAL", "0")) or None,
         IDEMPOTENCY_WAIT=float(os.environ.get("WAIT", "0")),
         IDEMPOTENCY_MAX_WAITERS=int(os.environ.get("MAX_WAITERS", "4")),
         IDEMPOTENCY_MAX_REQUEST_BYTES=int(os.environ.get("MAX_REQUEST_BYTES", "1000000")),
@@ -43,6 +42,8 @@ def create_app() -> Flask:
     app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
     app.add_url_rule("/payments", view_func=pay, methods=["POST"])
     app.add_url_rule("/held-payments", view_func=pay_when_told, methods=["POST"])
+    if "HOLDS_PURGE" in os.environ:
+        hold_purge(app)
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         export_all_metrics(app)
     with app.app_context():
@@ -50,6 +51,19 @@ def create_app() -> Flask:
     if key := os.environ.get("USED_BEFORE_FORK"):
         app.test_client().post("/payments", headers={"Idempotency-Key": key, "X-User": "alice"})
     return app
+
+
+def hold_purge(app: Flask) -> None:
+    """Each purge tells the test that it begins, and goes on when the test says so."""
+    purge = app.extensions["idempotency"].purge
+
+    def when_told() -> None:
+        Path(os.environ["ARRIVED"]).write_text("purge")
+        Path(os.environ["GO_ON"]).read_text()
+        purge()
+
+    when_told.is_due = lambda: True  # type: ignore[attr-defined]
+    app.extensions["idempotency"].purge = when_told
 
 
 def export_all_metrics(app: Flask) -> None:

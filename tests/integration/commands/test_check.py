@@ -403,14 +403,14 @@ def serve_everything(app):
     return app
 
 
-PARTS = "the background purge", "observing"
+PARTS = ("observing",)
 
 
 @BOTH
 def test_check_tries_what_threads_of_ours_do_and_leaves_nothing(world, pay, redis_server):
     config = {"IDEMPOTENCY_REDIS_URL": redis_server.url} if world.store == "hybrid" else {}
     uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
-    app = serve_everything(build(uri, IDEMPOTENCY_PURGE_INTERVAL=60, **config))
+    app = serve_everything(build(uri, **config))
     assert once(app, "create-table").exit_code == 0
     assert pay().status_code == 201
     world.sql("update idempotency_record set expires_at = created_at")
@@ -435,7 +435,7 @@ def test_check_advises_where_waiters_may_take_most_of_the_pool(world, waiters):
 
 def test_check_names_the_threads_whose_connections_lack_what_a_check_out_sets(world, stranger):
     """A request's connection gets the role that has the rights; a thread's own one never does."""
-    app = serve_everything(build(stranger, IDEMPOTENCY_PURGE_INTERVAL=60))
+    app = serve_everything(build(stranger))
     owner = world.sql("select current_user")[0][0]
     world.sql(f"alter role {stranger.username} noinherit")
     world.sql(f"grant {owner} to {stranger.username}")

@@ -1,0 +1,63 @@
+"""The purge without a person: after some responses a few expired records are deleted.
+
+The response has been sent by then, so no client waits. There is no request any more, and no context of
+the application: listeners that need one fail here, and that is logged.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from secrets import randbelow
+
+from flask_idempotency.core.errors import StoreUnavailable
+from flask_idempotency.core.logs import log
+from flask_idempotency.core.ports import Records
+from flask_idempotency.stores.admin import Admin
+
+EVERY = 50
+"""After one in so many first requests, at random, so that workers do not meet."""
+
+MOST = 100
+"""How many records go at once: twice as many as have come meanwhile, so that older ones go, too."""
+
+
+class Purge:
+    """Called after a response, deletes a batch of expired ``records``. One for each process."""
+
+    def __init__(self, records: Records) -> None:
+        self._records, self.batch, self._has_warned = records, MOST, False
+
+    @cached_property
+    def _store(self) -> Admin:
+        store: Admin = self._records.admin()
+        return store
+
+    def is_due(self) -> bool:
+        """Decide whether this request is followed by a purge. Other processes decide otherwise."""
+        return randbelow(EVERY) == 0
+
+    def __call__(self) -> None:
+        """Delete a batch. What goes wrong is logged, and nobody's error.
+
+        The next batch is half of it if this one took too long, as where responses are of megabytes.
+        """
+        try:
+            deleted = self._store.purge_briefly(self.batch)
+        except StoreUnavailable as error:
+            log.warning("expired records are deleted later: %r", error.__cause__ or error)
+        except Exception:
+            log.exception("expired records could not be deleted")
+        else:
+            if deleted is None:
+                self._slow_down()
+            elif deleted:
+                self.batch = min(MOST, 2 * self.batch)
+
+    def _slow_down(self) -> None:
+        self.batch = max(1, self.batch // 2)
+        if self.batch == 1 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "expired records are deleted one by one after responses, as two take over 100 ms:"
+                " run `flask idempotency purge`"
+            )
