@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from functools import cached_property
 from secrets import randbelow
+from typing import Any
 
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Records
-from flask_idempotency.stores.admin import Admin
 
 EVERY = 50
 """After one in so many first requests, at random, so that workers do not meet."""
@@ -28,9 +28,8 @@ class Purge:
         self._records, self.batch, self._has_warned = records, MOST, False
 
     @cached_property
-    def _store(self) -> Admin:
-        store: Admin = self._records.admin()
-        return store
+    def _store(self) -> Any:
+        return self._records.admin()
 
     def is_due(self) -> bool:
         """Decide whether this request is followed by a purge. Other processes decide otherwise."""

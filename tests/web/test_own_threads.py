@@ -11,8 +11,6 @@ from flask_idempotency import idempotent
 from flask_idempotency.web.signals import operation_observed
 from tests.waiting import wait_until
 
-LEASED = "select attempt from idempotency_record where lease_expires_at > clock_timestamp()"
-
 
 @pytest.fixture
 def store():
