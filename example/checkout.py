@@ -13,11 +13,11 @@ from example.extensions import db
 from example.models import Product
 from example.payments import make_payment
 from example.products import MOST, take
-from flask_idempotency import Problem, idempotent
+from flask_idempotency import IdempotencyError, idempotent
 from flask_idempotency.integrations.wtf import IdempotencyField
 
 blueprint = Blueprint("checkout", __name__, url_prefix="/checkout")
-blueprint.register_error_handler(Problem, as_page)
+blueprint.register_error_handler(IdempotencyError, as_page)
 blueprint.register_error_handler(CSRFError, as_page)
 
 

@@ -6,7 +6,7 @@ from flask_wtf.csrf import CSRFError
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency import (
-    Problem,
+    IdempotencyError,
     RequestInProgress,
     Retryable,
     ScopeUnknown,
@@ -48,10 +48,11 @@ def as_response(error: HTTPException) -> ResponseReturnValue:
     return response
 
 
-def as_page(error: Problem | CSRFError) -> ResponseReturnValue:
+def as_page(error: IdempotencyError | CSRFError) -> ResponseReturnValue:
     """The error handler of pages for what the extensions would say to programs."""
-    if isinstance(error, Problem):
-        return _page(error, error.title, str(error), error.status)
+    if isinstance(error, IdempotencyError):
+        text = error.detail if error.status < 500 else "Nothing is known about what became of it."
+        return _page(error, error.title, text, error.status)
     text = "If you are signed out, sign in in another tab first."
     return _page(error, "Your session has ended", text, 400)
 

@@ -18,7 +18,18 @@ LONGEST_SHOWN = 40
 
 
 class IdempotencyError(Exception):
-    """Something Flask-Idempotency refuses to do; the message names the cause and the fix."""
+    """Something Flask-Idempotency refuses to do; ``detail`` says what, and how to mend it.
+
+    A problem has, as class attributes: ``status``, the HTTP status code; ``type``, the last part of the
+    problem's type URI; ``title``, its short summary. ``retry_after`` is in whole seconds, or None where
+    a retry would not help. A mistake in the application has those of a plain 500, and a ``detail`` that
+    is for its log.
+    """
+
+    status: int = 500
+    type: str = "about:blank"
+    title: str = "The request could not be served."
+    retry_after: int | None = None
 
     def __init__(self, detail: str | None = None) -> None:
         self.detail: str = detail or (self.__doc__ or "").partition("\n")[0]
@@ -63,17 +74,7 @@ class RecordBroken(IdempotencyError):
 
 
 class Problem(IdempotencyError):
-    """A response to the client in the form of RFC 9457 (Problem Details).
-
-    Class attributes: ``status`` is the HTTP status code, ``type`` the last part of the problem's
-    type URI, ``title`` its short summary; ``retry_after`` is in whole seconds, or None where a retry
-    would not help, and may be given for one problem. ``detail`` says what happened to this request.
-    """
-
-    status: int = 500
-    type: str = "about:blank"
-    title: str = "The request could not be served."
-    retry_after: int | None = None
+    """A response to the client in the form of RFC 9457 (Problem Details)."""
 
     def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
         super().__init__(detail)

@@ -9,8 +9,9 @@ import pytest
 import stripe
 from flask import request
 
-from flask_idempotency import Problem, idempotent
+from flask_idempotency import idempotent
 from flask_idempotency.client import IdempotentSession, was_replayed
+from flask_idempotency.core.errors import Problem
 from servers import FaultProxy
 from tests.served import served
 

@@ -83,7 +83,7 @@ class TestOneKeyForTheRequest:
         assert self.send(shop, amount=5).json["data"]["pay"] is not None
 
     def test_a_rejection_may_have_the_form_of_graphql(self, shop):
-        @shop.app.errorhandler(shop.names["Problem"])
+        @shop.app.errorhandler(shop.names["IdempotencyError"])
         def as_graphql(problem):
             return {"errors": [{"message": problem.title}]}, problem.status
 

@@ -13,8 +13,9 @@ from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
 
 import servers
-from flask_idempotency import Idempotency, Problem, Retryable, idempotent
+from flask_idempotency import Idempotency, Retryable, idempotent
 from flask_idempotency.cli import cli
+from flask_idempotency.core.errors import Problem
 from tests.docs.pages import ROOT, blocks
 from tests.killed import Killed
 

@@ -21,13 +21,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import (
     Idempotency,
-    Operation,
     Retryable,
     current_operation,
     idempotent,
     operation_executed,
 )
 from flask_idempotency.cli import cli
+from flask_idempotency.session.operation import Operation
 
 LEASE_SECONDS = 1
 

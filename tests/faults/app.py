@@ -26,12 +26,11 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import (
     Idempotency,
-    LeaseLost,
     OperationInterrupted,
-    Problem,
     current_operation,
     idempotent,
 )
+from flask_idempotency.core.errors import LeaseLost, Problem
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import purge
 from flask_idempotency.web.setup.state import app_state

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import Idempotency, NotAtomic, StepError, current_operation, idempotent
+from flask_idempotency import Idempotency, NotAtomic, current_operation, idempotent
+from flask_idempotency.core.errors import StepError
 
 pytestmark = pytest.mark.parametrize("store", ["sql"], indirect=True)
 

@@ -13,17 +13,13 @@ from flask_sqlalchemy import SQLAlchemy
 from typing_extensions import assert_type
 
 from flask_idempotency import (
-    Event,
     Idempotency,
+    IdempotencyError,
     KeyReused,
-    LeaseLost,
-    Operation,
     OperationFailed,
     OperationInterrupted,
-    Problem,
     RequestInProgress,
     Retryable,
-    StepError,
     after_commit,
     current_operation,
     idempotent,
@@ -31,6 +27,7 @@ from flask_idempotency import (
     operation_interrupted,
 )
 from flask_idempotency.integrations.openapi import add_idempotency
+from flask_idempotency.session.operation import Operation
 from flask_idempotency.testing import (
     CRASH_POINTS,
     age,
@@ -39,6 +36,7 @@ from flask_idempotency.testing import (
     crash_at,
     every_crash,
 )
+from flask_idempotency.web.signals import Event
 
 db = SQLAlchemy()
 idempotency = Idempotency()
@@ -108,7 +106,7 @@ def heard(sender: Flask, event: Event) -> None:
     assert_type(event.seconds, "float | None")
 
 
-def own_format(error: Problem) -> tuple[dict[str, str], int]:
+def own_format(error: IdempotencyError) -> tuple[dict[str, str], int]:
     assert isinstance(error, KeyReused)
     return {"error": error.detail}, error.status
 
@@ -151,9 +149,9 @@ def outside_of_a_request(event: dict[str, Any]) -> None:
     assert_type(number, int)
     try:
         idempotency.run("1", steps, atomic=False, lease=5, on_interrupted="retry", name="steps")
-    except (LeaseLost, RequestInProgress) as busy:
+    except RequestInProgress as busy:
         assert_type(busy.retry_after, "int | None")
-    except (OperationFailed, OperationInterrupted, StepError) as error:
+    except (OperationFailed, OperationInterrupted, IdempotencyError) as error:
         assert_type(error.detail, str)
 
 

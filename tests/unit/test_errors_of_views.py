@@ -2,8 +2,8 @@
 
 import pytest
 
-from flask_idempotency import ConfigurationError, KeyReused, LeaseLost, Retryable, TransactionConflict
-from flask_idempotency.core.errors import RecordBroken, SealBroken
+from flask_idempotency import ConfigurationError, KeyReused, Retryable, TransactionConflict
+from flask_idempotency.core.errors import LeaseLost, RecordBroken, SealBroken
 from flask_idempotency.core.storable import outcome_after
 
 

@@ -17,12 +17,12 @@ from flask_idempotency import (
     KeyRequired,
     KeyReused,
     NotAtomic,
-    Problem,
     RequestInProgress,
     TransactionConflict,
     idempotent,
     operation_rejected,
 )
+from flask_idempotency.core.errors import Problem
 
 
 @pytest.fixture

@@ -55,6 +55,15 @@ def test_a_handler_receives_the_error_itself(shop, kind):
     shop.assert_clean()
 
 
+def test_a_handler_of_problems_can_read_its_members_and_tells_a_client_nothing(shop):
+    shop.app.register_error_handler(
+        IdempotencyError, lambda error: ([error.type, error.title, error.retry_after], error.status)
+    )
+    response = shop.post()
+    assert response.status_code == 500
+    assert response.json == ["about:blank", "The request could not be served.", None]
+
+
 def test_the_functions_after_the_request_see_what_the_handler_made(shop):
     seen = []
 

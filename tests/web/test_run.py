@@ -16,12 +16,11 @@ from flask_idempotency import (
     OperationInterrupted,
     Retryable,
     ScopeUnknown,
-    StepError,
     current_operation,
     idempotent,
     operation_rejected,
 )
-from flask_idempotency.core.errors import RecordBroken
+from flask_idempotency.core.errors import RecordBroken, StepError
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from contextlib import closing, contextmanager, suppress
 import psycopg2
 import pytest
 
-from flask_idempotency import NotAtomic, Retryable, StepError, current_operation, idempotent
+from flask_idempotency import NotAtomic, Retryable, current_operation, idempotent
+from flask_idempotency.core.errors import StepError
 from tests.databases import plain_dsn
 from tests.web.leased.records import steps
 

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from flask_idempotency import ConfigurationError, LeaseLost, current_operation, idempotent
+from flask_idempotency import ConfigurationError, current_operation, idempotent
+from flask_idempotency.core.errors import LeaseLost
 from tests.log import ours
 from tests.web.leased.records import end_lease
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from flask_idempotency import Retryable, StepError, StoreUnavailable, current_operation, idempotent
+from flask_idempotency import Retryable, StoreUnavailable, current_operation, idempotent
+from flask_idempotency.core.errors import StepError
 from tests.web.leased.records import end_lease, steps
 
 

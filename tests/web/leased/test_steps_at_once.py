@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flask_idempotency import Retryable, StepError, current_operation
+from flask_idempotency import Retryable, current_operation
+from flask_idempotency.core.errors import StepError
 from tests.conftest import PATIENCE_SECONDS
 
 THREADS = 3
