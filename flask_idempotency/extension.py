@@ -24,8 +24,7 @@ from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
-from flask_idempotency.core.process import here
-from flask_idempotency.drivers import NAMES, inherited
+from flask_idempotency.drivers import NAMES
 from flask_idempotency.session import ear, session_class
 from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
@@ -36,7 +35,6 @@ from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
-from flask_idempotency.stores.sqlite import transaction
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
@@ -418,9 +416,6 @@ def _leave_to_parent() -> None:
     view may fork, too: two processes on one socket would read each other's results. The server is told
     nothing, as the parent still uses it. redis-py handles its own sockets.
     """
-    here.fork()
-    inherited.let_go()
-    transaction.let_go()
     session_class.leave_to_parent([state.sessions for state in states()])
     forget_parents()
     for state in states():
@@ -430,4 +425,4 @@ def _leave_to_parent() -> None:
             engine.dispose(close=False)
 
 
-os.register_at_fork(after_in_parent=inherited.renew_shared, after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,9 +1,8 @@
-"""Which process this is: what was begun before a fork is the parent's, and a child has no part in it.
-
-The core notices no fork. Whoever does calls :meth:`Here.fork`, in the child.
-"""
+"""What was begun before a fork is the parent's, and a child has no part in it."""
 
 from __future__ import annotations
+
+import os
 
 FORKED = (
     "This process was forked inside the operation, which its parent goes on with: it can neither end"
@@ -18,21 +17,14 @@ INHERITED = (
 
 
 class Process:
-    """One process. ``is_parent`` is true of it in each child that was forked since."""
+    """The process that made this. ``is_parent`` is true of it in each child that was forked since."""
 
-    is_parent = False
-
-
-class Here:
-    """Where the present process is found."""
+    __slots__ = ("_pid",)
 
     def __init__(self) -> None:
-        self.process = Process()
+        self._pid = os.getpid()
 
-    def fork(self) -> None:
-        """This is a child, from now on a process of its own."""
-        self.process.is_parent = True
-        self.process = Process()
-
-
-here = Here()
+    @property
+    def is_parent(self) -> bool:
+        """True in a child, whose parent goes on with what it has begun."""
+        return self._pid != os.getpid()

@@ -13,10 +13,9 @@ from typing import Any
 from sqlalchemy import Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import NotAtomic
-from flask_idempotency.core.process import FORKED, here
+from flask_idempotency.core.process import FORKED, Process
 
 from . import driver_of
-from .inherited import held, sever
 from .port import IDLE, Answer, Driver, innermost
 from .sqlstates import is_lost
 
@@ -34,18 +33,16 @@ class RawConnection:
         self.is_spoiled = False  # used past us: nobody knows what is left on it
         self.engine = engine
         self.port = port or driver_of(engine.dialect)
-        process = here.process
+        self._process = Process()
         self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:
             driver = innermost(self.fairy.dbapi_connection)
             self.driver = driver
-            if process.is_parent:  # forked while this waited: the parent may have the same one
-                sever([driver])
+            if self._process.is_parent:  # forked while this waited: the parent may have the same one
                 raise self.port.Error(FORKED)
             self._autocommit: bool = driver.autocommit
             # What a listener of the pool set for the connection is kept.
             self.status, self.has_listener = self.port.take(driver)
-            held[driver] = None
             self.closed = False
         except BaseException:
             self._throw_away()
@@ -85,12 +82,15 @@ class RawConnection:
         # An exception from a signal handler can strike between two lines. The pool's own reset would
         # then put a connection back with its transaction, and the row's lock, still open.
         if not self.closed:
-            del held[self.driver]
             self._throw_away()
 
     def close(self) -> None:
         """Roll back what is open and give the connection back as it was taken, or throw it away."""
         if self.closed:
+            return
+        if self._process.is_parent:
+            self.closed = True
+            self._throw_away()
             return
         clean = False
         try:
@@ -106,12 +106,15 @@ class RawConnection:
                 raise
         finally:
             self.closed = True
-            del held[self.driver]
             if clean:
                 self.fairy.close()
             else:
                 self._throw_away()
 
     def _throw_away(self) -> None:
-        if self.fairy.dbapi_connection is not None:
+        if self.fairy.dbapi_connection is None:
+            return
+        if self._process.is_parent:  # which goes on: nothing may be sent, not even that this ends
+            self.fairy.detach()
+        else:
             self.fairy.invalidate()

@@ -132,7 +132,7 @@ def pay() -> Any:
 
 
 def leave_child(execution: str) -> None:
-    """Fork a child that commits a row of its own, and outlives the request and perhaps its worker."""
+    """Fork a child that commits a row of its own, and may outlive the request."""
     if os.fork():
         return
     signal.alarm(CHILD_SECONDS)  # ends it, whatever another thread of the parent had locked
@@ -145,12 +145,11 @@ def leave_child(execution: str) -> None:
         session.add(Note(execution=execution))
         session.commit()
         points.note("child", execution=execution)
-    while True:
-        signal.pause()
+    os._exit(0)
 
 
-CHILD_SECONDS = 4
-"""Longer than a retry may wait for the key of a worker that was killed."""
+CHILD_SECONDS = 1
+"""Shorter than a retry may wait for the key of a worker that was killed: it stays locked until then."""
 
 
 def fan_out(idempotency: Idempotency) -> Any:

@@ -11,7 +11,6 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
 from flask_idempotency.core.records import Claim
 from flask_idempotency.drivers import driver_of
-from flask_idempotency.drivers.inherited import watch
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.drivers.sqlstates import is_lost
 from flask_idempotency.session.postgres_units import EARLY, Facts
@@ -42,7 +41,6 @@ class Messages:
                 " to everyone: whatever a view writes on db.engine would be part of its operation."
                 " Use QueuePool (the default) or NullPool"
             )
-        watch(engine)
         self.engine = engine
         self.port = driver_of(engine.dialect)
         self.table = table

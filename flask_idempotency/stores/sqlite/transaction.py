@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-import weakref
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, exc
+from sqlalchemy import Connection, Engine, exc
 
-from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
-from flask_idempotency.core.process import here
-from flask_idempotency.session.units import Units
+from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
+from flask_idempotency.core.process import Process
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 
@@ -34,7 +32,7 @@ class BorrowedTransaction:
     """
 
     def __init__(self, engine: Engine, *, waits: bool = True) -> None:
-        self._open, self._process = False, here.process
+        self._open, self._process = False, Process()
         try:
             self.connection: Connection = engine.connect()
         except exc.SQLAlchemyError as error:
@@ -47,7 +45,6 @@ class BorrowedTransaction:
             self._begin(waits)
             self._root = self.connection.begin()
             self._open = True
-            _all.add(self)
         except (exc.SQLAlchemyError, sqlite3.Error) as error:
             self._give_back()
             raise StoreUnavailable from error
@@ -111,24 +108,12 @@ class BorrowedTransaction:
 
     def abandon(self) -> None:
         """Roll back what is open, and give the connection back. Does nothing the second time."""
-        if self._open and not self._process.is_parent:
+        if self._open:
             self._open = False
-            self._give_back()
-
-    def leave_to_parent(self) -> None:
-        """In a forked child: refuse all use of the connection, and never close it.
-
-        SQLite would roll back then, and delete the journal that the parent needs. It also believes that
-        this process has the parent's locks, so no other connection to the file would be safe.
-        """
-        import ctypes  # only here: most processes have no use for it
-
-        engine, pooled = self.connection.engine, self.connection.connection
-        units = Units(engine, pooled)
-        units.leave_to_parent()
-        units.put_under(self.connection)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pooled))  # lasts longer than Python itself
-        event.listen(engine, "do_connect", _refuse_connect)
+            if self._process.is_parent:
+                _parents.append(self)
+            else:
+                self._give_back()
 
     def _is_lost(self) -> bool:
         """Return True if the connection is closed, and what was open on it rolled back."""
@@ -158,18 +143,6 @@ class BorrowedTransaction:
             self.connection.close()
 
 
-_all: weakref.WeakSet[BorrowedTransaction] = weakref.WeakSet()
-
-
-def let_go() -> None:
-    """In a forked child: leave the transactions to the parent."""
-    for transaction in list(_all):
-        if transaction._open:  # noqa: SLF001
-            transaction.leave_to_parent()
-
-
-def _refuse_connect(*_how: object) -> None:
-    raise ConfigurationError(
-        "this process was forked while its parent wrote to this SQLite database, whose locks do not"
-        ' survive that: begin it with multiprocessing.get_context("spawn"), or use PostgreSQL'
-    )
+_parents: list[BorrowedTransaction] = []
+"""In a forked child: those that must not be collected, as SQLite would roll back and delete the journal
+that the parent needs."""

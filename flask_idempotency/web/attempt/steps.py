@@ -21,7 +21,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StepError, StoreUnavailable, sqlstate
 from flask_idempotency.core.ports import Lease, Step
-from flask_idempotency.core.process import FORKED, here
+from flask_idempotency.core.process import FORKED, Process
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsaved
@@ -74,7 +74,7 @@ class Steps:
         self._used: set[str] = set()
         self._running: set[str] = set()
         self._lock = threading.Lock()
-        self._process = here.process
+        self._process = Process()
 
     def run(self, name: str, call: Callable[[], Any], *, atomic: bool) -> Any:
         """See :meth:`Operation.step`."""

@@ -13,7 +13,6 @@ from flask_idempotency.core.errors import IdempotencyError, KeyExpired, KeyMalfo
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
 from flask_idempotency.core.ports import Records
-from flask_idempotency.core.process import here
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import REQUIRED, Route
@@ -200,7 +199,6 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,
         retried_seconds=route.ttl,
-        process=here.process,
     )
 
 

@@ -10,13 +10,11 @@ import json
 import multiprocessing
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import sqlalchemy as sa
 from flask import Flask, current_app, request
@@ -35,7 +33,6 @@ GOES_ON = """
     and not exists (select from idempotency_record_step as step where step.key = record.key)
 """
 
-inside = threading.Event()
 db = SQLAlchemy()
 idempotency = Idempotency()
 
@@ -51,7 +48,6 @@ class Case:
     route: str = "atomic"
     keys: int = 2
     plain: bool = False
-    orphan: str = ""  # where children that outlive everybody are forked: "in" the view, or "around" it
 
     @property
     def name(self) -> str:
@@ -87,7 +83,6 @@ def create_app(*, plain: bool = False) -> Flask:
     if not plain:
         idempotency.init_app(app, db, scope=None)
     app.add_url_rule("/look/<int:number>", view_func=look)
-    app.add_url_rule("/fork", view_func=forks_outside, methods=["POST"], endpoint="outside")
     for name, options in ROUTES.items():
         view: Callable[..., Any] = pay_async if name == "async" else pay
         view = view if plain else idempotent(name=name, **options)(view)
@@ -111,18 +106,6 @@ def look(number: int) -> str:
     return str(db.session.scalar(sa.text("select cast(:number as int)"), {"number": number}))
 
 
-def forks_outside() -> dict[str, int]:
-    """A view that nothing protects leaves a child behind, while its session is in use or not."""
-    case = Case(**json.loads(request.headers["X-Case"]))
-    db.session.scalar(sa.text("select 1"))
-    if case.before == "clean":
-        db.session.rollback()
-    if (child := os.fork()) == 0:
-        time.sleep(100)
-        os._exit(1)
-    return {"child": child}
-
-
 def pay() -> Any:
     """Do something, fork, and go on."""
     case = Case(**json.loads(request.headers["X-Case"]))
@@ -139,10 +122,6 @@ async def pay_async() -> Any:
 
 def _pay(case: Case, key: str) -> dict[str, Any]:
     payment = Payment(case=case.name, key=key)
-    if case.orphan == "around":
-        db.session.add(payment)
-        db.session.flush()
-        hold()
     stream = None
     if case.before != "clean":
         db.session.add(payment)
@@ -340,19 +319,6 @@ def nothing(_child: Child, _key: str) -> str:
     return "done"
 
 
-def sleeps(_child: Child, _key: str) -> str:
-    os.write(1, f"{json.dumps({'child': os.getpid()})}\n".encode())  # at once: not between another's
-    hold()
-
-
-def hold() -> NoReturn:
-    """Tell that the view is there, and stay."""
-    os.write(1, f"{json.dumps({'inside': os.getpid()})}\n".encode())
-    inside.set()
-    while True:
-        time.sleep(100)
-
-
 DOES: dict[str, Callable[[Child, str], Any]] = {
     "own": own,
     "inherited": write,
@@ -369,7 +335,6 @@ DOES: dict[str, Callable[[Child, str], Any]] = {
     "atomic step": atomic_step,
     "extend": extend,
     "nothing": nothing,
-    "sleeps": sleeps,
 }
 
 
@@ -391,30 +356,12 @@ def is_sane(app: Flask) -> bool:
         return all(clients.map(right, range(10)))
 
 
-def leave_orphan(app: Flask, case: Case) -> NoReturn:
-    """Hold the key ``key`` for ever, with children forked in its view, or before it and beside it."""
-
-    def forks(before: str) -> None:
-        headers = {"X-Case": json.dumps({**vars(case), "before": before})}
-        print(app.test_client().post("/fork", headers=headers).text.strip(), flush=True)
-
-    if case.orphan == "around":
-        for before in ("clean", "flushed"):
-            for _ in range(3):
-                forks(before)
-        threading.Thread(target=lambda: (inside.wait(), forks("flushed"))).start()
-    post(app, case, "key")
-    raise AssertionError("it is held for ever")
-
-
 def main(cases: Sequence[Case]) -> None:
     global MAIN  # noqa: PLW0603 -- this process itself may have been forked with the module
     MAIN = os.getpid()
     app = create_app(plain=cases[0].plain)
     assert is_sane(app)  # and the pool is full
     for case in cases:
-        if case.orphan:
-            leave_orphan(app, case)
         answers = [post(app, case, f"{case.name}/{number}") for number in range(case.keys)]
         again = [post(app, case, f"{case.name}/{number}") for number in range(case.keys)]
         result = {"name": case.name, "answers": answers, "again": again, "is_sane": is_sane(app)}
