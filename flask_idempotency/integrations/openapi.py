@@ -1,7 +1,6 @@
 """What an OpenAPI 3 document says about protected operations: the header, problems, replays.
 
-:func:`add_idempotency` completes a finished document, whoever made it;
-``flask_idempotency.integrations.apispec`` does the same while apispec makes one.
+:func:`add_idempotency` completes a finished document, whoever made it.
 """
 
 from __future__ import annotations
@@ -30,12 +29,16 @@ from flask_idempotency.web.setup.state import AppState, app_state
 PROBLEM = "IdempotencyProblem"
 """The name of the schema of problems among the document's components."""
 
-_TEXT = {"type": "string"}
-_MEMBERS: dict[str, Any] = {
-    "type": {"type": "string", "format": "uri-reference"},
-    "title": _TEXT,
-    "status": {"type": "integer"},
-    "detail": _TEXT,
+_PROBLEM_SCHEMA = {
+    "type": "object",
+    "description": "A problem as in RFC 9457.",
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+    "required": ["type", "title", "status", "detail"],
 }
 
 _NOT_ADDED = (401, 403)
@@ -60,23 +63,13 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
         raise ConfigurationError("add_idempotency() takes an OpenAPI 3 document, not an older one")
     state = app_state(app)
     components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).setdefault(PROBLEM, problem_schema())
+    components.setdefault("schemas", {}).setdefault(PROBLEM, deepcopy(_PROBLEM_SCHEMA))
     for path, operations in document.get("paths", {}).items():
-        complete(state, prefix + path, operations, components)
+        _complete(state, prefix + path, operations, components)
     return document
 
 
-def problem_schema() -> dict[str, Any]:
-    """The schema of problems."""
-    return {
-        "type": "object",
-        "description": "A problem as in RFC 9457.",
-        "properties": deepcopy(_MEMBERS),
-        "required": [*_MEMBERS],
-    }
-
-
-def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
+def _complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
     """Complete the protected ones among the operations below a path."""
     problem = {MEDIA_TYPE: _PROBLEM}
     for protected in protected_routes(state):
@@ -135,7 +128,7 @@ def _add_problems(
     shared: Shared,
 ) -> None:
     """The response of this status, with our problems beside what the view responds."""
-    code = next((code for code in responses if _code(code) == str(status)), str(status))
+    code = next((code for code in responses if str(code) == str(status)), str(status))
     base = state.settings.problem_base
     said = "; ".join(f"{kind.title} (`{base}{kind.type}`)" for kind in kinds)
     responses.setdefault(code, {"description": f"{said}."})
@@ -175,20 +168,15 @@ def _own(responses: dict[Any, Any], code: Any, shared: Shared) -> dict[str, Any]
 
 
 def _resolved(part: Any, shared: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The target of a reference (for apispec, a name is one), or the part itself; None if unknown."""
-    name = part.get("$ref") if isinstance(part, dict) else part
+    """The target of a reference, or the part itself; None if unknown."""
+    name = part.get("$ref")
     found = part if name is None else shared.get(str(name).rpartition("/")[2])
     return found if isinstance(found, dict) and "$ref" not in found else None
 
 
 def _is_stored(code: Any) -> bool:
-    text = _code(code)
+    text = str(code)  # YAML gives numbers
     return text in {"2XX", "3XX"} or (text.isdecimal() and is_stored_by_default(int(text)))
-
-
-def _code(code: Any) -> str:
-    """A status code as text, whether it is text, a number or an ``HTTPStatus``."""
-    return str(int(code)) if isinstance(code, int) else str(code)
 
 
 def _shape(path: str) -> str:

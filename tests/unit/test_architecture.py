@@ -68,7 +68,6 @@ PACKAGES = {
     "integrations": {
         "flask",
         "wtforms",
-        "apispec",
         "markupsafe",
         "opentelemetry",
         "prometheus_client",

@@ -92,7 +92,6 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("module", "missing", "extra"),
     [
-        ("integrations.apispec", "apispec", "apispec"),
         ("client.session", "requests", "requests"),
         ("client.session", "urllib3", "requests"),
         ("client.transport", "anyio", "httpx"),

@@ -81,7 +81,6 @@ def files(*folders: str) -> list[Path]:
 
 
 EXTRAS = {
-    "integrations/apispec.py": "apispec",
     "client/keys.py": "requests",
     "client/session.py": "requests",
     "client/transport.py": "httpx",
@@ -182,7 +181,7 @@ def test_every_extra_that_is_named_is_there():
         for group in re.findall(r"[Ff]lask-[Ii]dempotency\[([\w,]+)\]", page.read_text("utf-8"))
         for extra in group.split(",")
     }
-    assert {"apispec", "encryption", "httpx", "requests", "testing", "wtf"} <= named
+    assert {"encryption", "httpx", "requests", "testing", "wtf"} <= named
     assert named <= set(_setup["options.extras_require"])
 
 
