@@ -3,14 +3,12 @@
 from .age import age
 from .assertions import assert_idempotent
 from .calls import assert_idempotent_call
-from .check import NotConcurrentWarning
 from .crashes import CRASH_POINTS, Crash, crash_at, every_crash
 from .external import external_transaction
 
 __all__ = [
     "CRASH_POINTS",
     "Crash",
-    "NotConcurrentWarning",
     "age",
     "assert_idempotent",
     "assert_idempotent_call",

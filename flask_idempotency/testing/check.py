@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -14,15 +13,12 @@ from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from flask import Flask
-from sqlalchemy import StaticPool
 
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.setup.state import AppState, one_state
 
-from .connections import Connections, is_locked
 from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference
-from .threads import Call, Work, begun_noted, stack
 from .watch import ONE_BIND, Watch, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
@@ -58,27 +54,23 @@ HANGING = (
     " operation's own transaction has locked, or the test has a transaction open. If it just needs"
     " longer, pass timeout=... (seconds)."
 )
-GOING_ON = (
-    "Nothing can be counted before it ends. If it just needs longer, pass timeout=... (seconds). If it"
-    " serves the whole process, such as a scheduler, begin it before the request, as an application"
-    " does when it starts."
-)
-LOCKED = (
-    "In SQLite one connection writes at a time, and that is the operation's, so this one found the"
-    " database locked. PostgreSQL would have committed it by itself, even if the operation is rolled"
-    " back, and a retry would write it again. Write through db.session, in the view's own thread and"
-    " request."
-)
-OPEN = (
-    "The test or a fixture has a transaction open, and SQLite lets one connection write at a time, so"
-    " each request would wait for it. Commit or close it first: db.session.commit()."
-)
 TIMEOUT_SECONDS = 10.0
 """Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
 
 
-class NotConcurrentWarning(UserWarning):
-    """Requests could not be sent at the same time, so nothing is known about concurrent duplicates."""
+class Call(Future[T]):
+    """A function's result. The thread is a daemon: one that hangs does not keep the process alive."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__()
+        self._function = function
+        threading.Thread(target=self._run, name="assert_idempotent", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.set_result(self._function())
+        except BaseException as error:
+            self.set_exception(error)
 
 
 class Check(ABC, Generic[T]):
@@ -93,8 +85,6 @@ class Check(ABC, Generic[T]):
         self.state: AppState = one_state(app, "this check", ONE_BIND)
         self._name, self._rows_only, self._timeout = name, effects is None, timeout
         self._counted = counter(self.state, effects)
-        if is_locked(self.state.database):
-            self.fail("before the first request, somebody else writes in the SQLite file", OPEN)
         self._before = self._counted()
         self._one_run: Counts = {}  # by how much the first request alone has changed each count
         self._by_duplicates: Counts = {}
@@ -118,23 +108,12 @@ class Check(ABC, Generic[T]):
 
     def sent(self, *what: Any) -> T:
         """Return what comes back from :meth:`send`, if a test can wait that long."""
-        with self._alone() as connections:
-            return self._result(Call(partial(self.send, *what)), connections)
+        return self._result(Call(partial(self.send, *what)))
 
     def send_at_once(self, duplicates: int) -> list[T]:
         """The first request, and duplicates of it before it commits."""
-        has_one_connection = any(isinstance(e.pool, StaticPool) for e in self.state.engines.values())
-        if duplicates and has_one_connection:
-            warnings.warn(
-                "all requests share one connection to the database in memory, so the duplicates came"
-                " one after the other: use a SQLite file to send them at the same time, or pass"
-                " duplicates=0",
-                NotConcurrentWarning,
-                stacklevel=3,
-            )
-        send = self._send_during if duplicates and not has_one_connection else self._send_after
         start = self._counted()
-        outcomes = send(duplicates)
+        outcomes = self._send_during(duplicates) if duplicates else [self.sent()]
         # What the dead attempt has left is part of one run, unless the retry has done it once more.
         left, now = difference(self._before, start), self._counted()
         done = difference(self._by_duplicates, difference(start, now))
@@ -143,25 +122,15 @@ class Check(ABC, Generic[T]):
             self._rehearse()
         return outcomes
 
-    def _send_after(self, duplicates: int) -> list[T]:
-        """The duplicates come when the first request has ended."""
-        first = self.sent()
-        alone = self._counted()
-        others = [self.sent() for _ in range(duplicates)]
-        self._by_duplicates = difference(alone, self._counted())
-        return [first, *others]
-
     def _send_during(self, duplicates: int) -> list[T]:
         """The duplicates come when the first request's view has returned, before it commits."""
         gate = Gate(self._timeout)
-        with watched(self.state, gate), begun_noted():
+        with watched(self.state, gate):
             try:
-                with self._alone() as connections:
-                    first = Call(self.send)
-                    first.add_done_callback(lambda _: gate.reached.set())
-                    if not gate.reached.wait(self._timeout):
-                        self._hangs(first, connections)
-                first.goes_on(IN_VIEW_SECONDS)  # longer, if it waits for the commit
+                first = Call(self.send)
+                first.add_done_callback(lambda _: gate.reached.set())
+                if not gate.reached.wait(self._timeout):
+                    self._hangs()
                 alone = self._counted()
                 others = [Call(self.send) for _ in range(duplicates)]
                 if wait(others, IN_VIEW_SECONDS).not_done:
@@ -175,38 +144,13 @@ class Check(ABC, Generic[T]):
                     wait([first], self._timeout)
             return [self._result(call) for call in (first, *others)]
 
-    @contextmanager
-    def _alone(self) -> Iterator[Connections]:
-        """One request runs, and nobody else: whoever meets a lock meets that of the same request."""
-        connections = Connections(self.state)
-        try:
-            with watched(self.state, connections), connections.listening(), begun_noted():
-                yield connections
-        finally:
-            if places := connections.refused:
-                self.fail("a second connection wanted to write, in vain. It was here:", LOCKED, *places)
-
-    def _result(self, call: Call[T], connections: Connections | None = None) -> T:
+    def _result(self, call: Call[T]) -> T:
         if not wait([call], self._timeout).done:
-            self._hangs(call, connections)
-        if (work := call.goes_on(self._timeout)) is not None:
-            self._goes_on(work)
+            self._hangs()
         return call.result()
 
-    def _goes_on(self, work: Work) -> NoReturn:
-        if isinstance(work, Future):
-            what, places = "what the request gave to an executor", []
-        else:
-            what, places = "a thread that the request began", stack(work)
-        here = " It is here:" if places else ""
-        self.fail(f"{what} has not ended within {self._timeout:g} s.{here}", GOING_ON, *places)
-
-    def _hangs(self, call: Call[T], connections: Connections | None) -> NoReturn:
-        stack = call.stack()
-        if connections is not None:
-            connections.end()
-        what = f"a request has not returned within {self._timeout:g} s. It is here:"
-        self.fail(what, HANGING, *stack)
+    def _hangs(self) -> NoReturn:
+        self.fail(f"a request has not returned within {self._timeout:g} s", HANGING)
 
     def while_held(self) -> None:
         """Called while the first is held before its commit, and its duplicates have come."""

@@ -22,9 +22,6 @@ ONE_BIND = "let IDEMPOTENCY_BINDS name one of them in this test"
 class Watch:
     """Observes an operation. What it raises surfaces where the event happened."""
 
-    def claiming(self, claim: Claim) -> None:
-        """The operation is new, and would be held."""
-
     def claimed(self, claim: Claim, attempt: int) -> None:
         """The operation is held, and its view has not begun."""
 
@@ -74,7 +71,6 @@ class WatchedRecords(Watched):
 
     def claim(self, claim: Claim) -> WatchedHold | None:
         """See :class:`Records`."""
-        self._watch.claiming(claim)
         return self._watched(self._inner.claim(claim), claim)
 
     def look_or_claim(self, claim: Claim) -> Record | WatchedHold | None:

@@ -14,7 +14,6 @@ from flask import request
 from flask_idempotency import RequestInProgress, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
 from flask_idempotency.testing import check as checks
-from flask_idempotency.testing.threads import NAME
 from tests.testing_kit.conftest import make_shop
 from tests.testing_kit.test_wrong_endpoints import message
 
@@ -276,7 +275,7 @@ def test_a_query_is_no_function(shop):
 
 @pytest.mark.parametrize(("duplicates", "point"), [(0, "in-view"), (3, None)])
 @ONE_FILE
-def test_a_view_that_never_returns_is_told_with_its_stack(shop, duplicates, point):
+def test_a_view_that_never_returns_is_told(shop, duplicates, point):
     comes = threading.Event()
 
     def wait_for_what_never_comes():
@@ -286,16 +285,12 @@ def test_a_view_that_never_returns_is_told_with_its_stack(shop, duplicates, poin
     shop.view(wait_for_what_never_comes)
     try:
         said = message(shop, point, duplicates=duplicates, timeout=1)
-        left = [thread for thread in threading.enumerate() if thread.name == NAME]
+        left = [each for each in threading.enumerate() if each.name == "assert_idempotent"]
         assert [thread.daemon for thread in left] == [True], "it would keep the process from ending"
     finally:
         comes.set()
         for thread in threading.enumerate():
-            if thread.name == NAME:
+            if thread.name == "assert_idempotent":
                 thread.join()
-    assert "POST /payments: a request has not returned within 1 s. It is here:\n" in said
-    first = said.splitlines()[1]
-    assert __file__ in first
-    assert "in wait_for_what_never_comes" in first
-    assert "comes.wait()" in said
+    assert said.startswith("POST /payments: a request has not returned within 1 s\n")
     assert "timeout=..." in said

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
-import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -374,19 +371,6 @@ class TestATestThatIsWrong:
         assert "the first request got 201 {" in said
         assert "an earlier operation's response\nIts key was used before" in said
 
-    @pytest.mark.parametrize("point", [None, "before-commit"])
-    @pytest.mark.parametrize(("name", "length"), [("MIN", 64), ("MAX", 20)])
-    def test_leaves_the_key_to_the_kit_where_the_route_takes_others(
-        self, store, tmp_path, name, length, point
-    ):
-        limit = {f"IDEMPOTENCY_{name}_KEY_LENGTH": length}
-        shop = Shop(store, f"sqlite:///{tmp_path}/keys.db", **limit)
-        shop.view(shop.pay)
-        said = message(shop, point)
-        assert "400 {" in said
-        assert "the kit sends a UUID of 36 characters. Pass one that is right: headers=" in said
-        shop.close()
-
     def test_has_the_same_data_in_each_block(self, shop):
         def view():
             order = request.get_json()["order"]
@@ -436,95 +420,3 @@ class TestATestThatIsWrong:
         for name in ("changed", "other"):
             with pytest.raises(TypeError, match=f"{name} must be arguments.* This is of the type str"):
                 assert_idempotent(shop.client, "POST", "/payments", **{name: "bob"})
-
-
-class TestWorkThatGoesOnAfterTheResponse:
-    @pytest.fixture
-    def over(self):
-        over = threading.Event()
-        yield over
-        over.set()
-
-    @staticmethod
-    def slowly(shop, payments=1):
-        """Pay again, and give the response a start."""
-        time.sleep(0.1)
-        with shop.app.app_context():
-            for _ in range(payments):
-                shop.pay()
-
-    def test_a_threads_write_is_counted(self, shop):
-        def view():
-            threading.Thread(target=self.slowly, args=(shop,)).start()
-            return {}, 201
-
-        shop.view(view)
-        assert "payments rose by 2, not by 1" in message(shop, "before-commit")
-
-    def test_so_is_that_of_a_thread_that_a_thread_has_begun(self, shop):
-        def begin():
-            threading.Thread(target=self.slowly, args=(shop,), daemon=True).start()
-
-        def view():
-            threading.Timer(0.1, begin).start()
-            return {}, 201
-
-        shop.view(view)
-        assert "payments rose by 2, not by 1" in message(shop, "before-commit")
-
-    def test_so_is_what_an_executor_does_whose_threads_stay(self, shop):
-        with ThreadPoolExecutor(4) as executor:
-
-            def view():
-                executor.submit(self.slowly, shop)
-                return {}, 201
-
-            shop.view(view)
-            assert "payments rose by 2, not by 1" in message(shop, "before-commit")
-
-    def test_what_it_does_is_part_of_one_run(self, shop):
-        def view():
-            shop.idempotency.after_commit(
-                lambda: threading.Thread(target=self.slowly, args=(shop, 2)).start()
-            )
-            return shop.pay()
-
-        shop.view(view)
-        with shop.app.app_context():
-            before = shop.payments()
-        for duplicates in 0, 3:
-            send = {"json": {}, "duplicates": duplicates, "changed": False}
-            assert_idempotent(shop.client, "POST", "/payments", effects=shop.payments, **send)
-        with shop.app.app_context():
-            assert shop.payments() >= before + 6
-
-    @pytest.mark.parametrize("duplicates", [0, 3])
-    def test_a_thread_that_does_not_end_is_shown(self, shop, over, duplicates):
-        def view():
-            threading.Thread(target=over.wait).start()
-            return shop.pay()
-
-        shop.view(view)
-        said = message(shop, timeout=0.3, duplicates=duplicates)
-        assert "a thread that the request began has not ended within 0.3 s. It is here:" in said
-        assert "wait" in said
-
-    def test_so_is_work_in_an_executor(self, shop, over):
-        with ThreadPoolExecutor(4) as executor:
-
-            def view():
-                executor.submit(over.wait)
-                return shop.pay()
-
-            shop.view(view)
-            said = message(shop, timeout=0.3)
-            over.set()
-        assert "what the request gave to an executor has not ended within 0.3 s" in said
-
-    def test_a_thread_that_was_there_before_may_stay(self, shop, over):
-        def keep():
-            threading.Thread(target=over.wait).start()
-
-        keep()
-        shop.view(shop.pay)
-        assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)

@@ -20,12 +20,19 @@ def kit_database(postgres):
     return postgres.database("zoo")
 
 
-@pytest.fixture(params=["sql", "hybrid"])
-def zoo(request, tmp_path):
-    zoo = make_shop(request.param, tmp_path, request, Zoo)
+@pytest.fixture
+def zoo(store, request, tmp_path):
+    zoo = make_shop(store, tmp_path, request, Zoo)
     zoo.folder = tmp_path
     yield zoo
     zoo.close()
+
+
+def each(endpoints):
+    """A test of each endpoint on the stores where it is what it is."""
+    pairs = [(endpoint, store) for endpoint in endpoints for store in endpoint.stores]
+    names = [f"{endpoint}-{store}" for endpoint, store in pairs]
+    return pytest.mark.parametrize(("endpoint", "store"), pairs, ids=names)
 
 
 def explained():
@@ -52,7 +59,7 @@ def check(zoo, endpoint):
             send()
 
 
-@pytest.mark.parametrize("endpoint", WRONG, ids=str)
+@each(WRONG)
 def test_a_wrong_endpoint_is_told_what_is_wrong(zoo, endpoint):
     with pytest.raises(Exception) as error:  # noqa: PT011 -- a refusal of the package's own, too
         check(zoo, endpoint)
@@ -61,6 +68,6 @@ def test_a_wrong_endpoint_is_told_what_is_wrong(zoo, endpoint):
     assert EXPLAINED.search(said), said
 
 
-@pytest.mark.parametrize("endpoint", RIGHT, ids=str)
+@each(RIGHT)
 def test_a_right_endpoint_passes(zoo, endpoint):
     check(zoo, endpoint)
