@@ -23,13 +23,14 @@ from flask_idempotency.core.engine import MAX_WAITERS
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
+from flask_idempotency.core.ports import Lock, NoLock, Plain, Records, Unlocked
 from flask_idempotency.drivers import NAMES
 from flask_idempotency.session import ear, session_class
 from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.session.sources import Sessions, sessions_of
+from flask_idempotency.stores import own_pool
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
@@ -38,7 +39,6 @@ from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
-from flask_idempotency.web.background.observer import Observer
 from flask_idempotency.web.purge import Purge
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.setup import routes
@@ -366,11 +366,7 @@ def _compose(
     own, own_engine = records, database
     if isinstance(records, PostgresRecords):
         own, own_engine = records.apart(), records.messages.own.engine
-    observer = None
-    if records.can_observe:
-        observer = Observer(app, IdempotencyEngine(own, NoLock(), sealer, time), time)
-    elif not settings.enforce:
-        raise ConfigurationError(routes.CANNOT_OBSERVE.format("IDEMPOTENCY_ENFORCE is False"))
+    observed = own.briefly()
     return AppState(
         app,
         sessions,
@@ -386,7 +382,8 @@ def _compose(
         protections,
         own,
         own_engine,
-        observer,
+        observed,
+        IdempotencyEngine(observed, Unlocked(), sealer, time),
         Purge(own) if settings.purge and settings.has_table else None,
     )
 
@@ -418,10 +415,9 @@ def _leave_to_parent() -> None:
     """
     session_class.leave_to_parent([state.sessions for state in states()])
     forget_parents()
+    own_pool.let_go()  # first: the end of the application's would close what is in them
     for state in states():
-        # Our own first: the end of the application's would close what is in it.
-        own = (each.own_engine for each in state.binds.values())
-        for engine in (*own, *state.engines.values()):
+        for engine in state.engines.values():
             engine.dispose(close=False)
 
 

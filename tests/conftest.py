@@ -26,6 +26,8 @@ from werkzeug.test import TestResponse
 import servers.urls
 import tests.sessions
 from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency.stores import own_pool
+from flask_idempotency.stores.postgres import statements
 from flask_idempotency.web import purge, signals
 from tests.databases import Databases
 from tests.drivers import with_driver
@@ -147,6 +149,14 @@ def redis_server() -> Iterator[Any]:
 def store(request: pytest.FixtureRequest) -> str:
     """The store of the applications: the one that has all parts, unless the test names others."""
     return getattr(request, "param", "hybrid")
+
+
+@pytest.fixture
+def patient_observing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a statement may take longer than any request should wait for observing."""
+    patient = statements.OBSERVING.replace("100ms", f"{PATIENCE_SECONDS}s")
+    monkeypatch.setattr(statements, "OBSERVING", patient)
+    monkeypatch.setattr(own_pool, "BRIEF_SECONDS", PATIENCE_SECONDS)
 
 
 @dataclass

@@ -123,9 +123,11 @@ class Records(Protocol):
         False for a store with leases only: it rejects atomic routes, so every claim names a lease.
         """
 
-    @property
-    def can_observe(self) -> bool:
-        """True if an observed request may write a record beside its view, and delay nobody."""
+    def briefly(self) -> Records:
+        """The same records for requests that are only observed: past the pool of the application.
+
+        Nothing there waits for longer than a request could do without.
+        """
 
     @property
     def one_writer(self) -> bool:
@@ -243,6 +245,14 @@ class NoLock:
     def examine(self) -> Iterator[Any]:
         """Has nothing to check."""
         return iter(())
+
+
+class Unlocked(NoLock):
+    """No lock, and whoever asks is most likely the first: the records are claimed without a look."""
+
+    def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
+        """Says so."""
+        return Glance.MINE
 
 
 class Plain:

@@ -84,17 +84,17 @@ def most_beyond(pool: QueuePool) -> int:
     return pool._max_overflow
 
 
-def pool_beside(engine: Engine, size: int) -> QueuePool:
+def pool_beside(engine: Engine, size: int, wait_seconds: float) -> QueuePool:
     """A pool that connects as the engine's does, and never more than ``size`` times.
 
-    It has none of the other's listeners, and lets nobody wait.
+    It has none of the other's listeners. ``wait_seconds`` is how long to wait for a connection.
     """
     there: Any = engine.pool
     return QueuePool(
         there._creator,  # as the pool's own recreate() does
         pool_size=size,
         max_overflow=0,
-        timeout=0,
+        timeout=wait_seconds,
         recycle=there._recycle,
         pre_ping=there._pre_ping,
         use_lifo=True,  # the fewest connections

@@ -145,4 +145,4 @@ def _threads(state: AppState) -> Iterator[tuple[str, Callable[[], object]]]:
         return
     routes = [each.route for each in write_routes(state) if each.route is not None]
     if not all(route.enforce for route in routes):
-        yield "observing", partial(state.own_records.look, trial_claim().key)
+        yield "observing", partial(state.observed_records.look, trial_claim().key)

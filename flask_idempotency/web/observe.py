@@ -4,216 +4,166 @@ The record of an observed request is claimed with a lease, whatever its route sa
 committed together with its view. It has another hash than that of an enforced request, so the two never
 meet, and holds only the status of the response: it is never replayed.
 
-Nothing here raises an ``Exception``, and nothing uses ``db.session`` or a connection of its pool.
+Nothing here raises an ``Exception``, and nothing uses ``db.session`` or a connection of its pool. After
+a failure of the store, nothing is observed for a while.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from copy import copy
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from logging import DEBUG, INFO, WARNING
 from typing import Any, TypeVar
 
 from flask import Request, Response
 from werkzeug.exceptions import HTTPException
 
-from flask_idempotency.core.engine import Claimed, Execution, Replay
+from flask_idempotency.core.engine import Claimed, Decision, Execution, Replay
 from flask_idempotency.core.errors import (
-    BodyIncomplete,
     ConfigurationError,
+    KeyExpired,
     KeyRequired,
+    LeaseLost,
     Problem,
+    RecordBroken,
     ResponseNotKept,
+    SealBroken,
 )
-from flask_idempotency.core.fingerprint import UNCOMPARED
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default, outcome_after
+from flask_idempotency.session.leftovers import blocks_records
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
-from flask_idempotency.web.background.observer import OF_THE_RECORD, PAUSE_SECONDS, Observer
 from flask_idempotency.web.request.identity import (
     found_for_old,
     identify,
     prepare,
     request_claim,
 )
-from flask_idempotency.web.request.observed_body import NotKept, OverheardBody
 from flask_idempotency.web.request.response import replayed
-from flask_idempotency.web.request.state import RequestState, current_scope
+from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
-from .signals import Told, conclude, event_of, operation_observed, problem_type, tell_failure
+from .signals import conclude, event_of, operation_observed, problem_type, tell_failure
 
 T = TypeVar("T")
+
+PAUSE_SECONDS = 10.0
+"""How long nothing is observed after a failure of the store. A request waits for it twice at most."""
+
+_OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken, SealBroken)
+"""Errors about one record. The others are about the store."""
 
 
 def observe(state: AppState, route: Route, current: RequestState, request: Request) -> None:
     """Find out what would happen to a request; the first of its views counts."""
-    if state.observer is None or current.observation is not None:
-        return
-    observed = Observed(state, state.observer, route, current)
-    if observed.begin(request):
-        current.observation, current.told.has_outcome = observed, True
-    current.body = None  # an enforced function that the view calls keeps the body in its own way
+    if current.observation is None:
+        observed = Observed(state, route, current)
+        observed.begin(request)
+        if not current.presented.skipped:
+            current.observation = observed
 
 
-class Observed(Told):
-    """What would have happened to one request. Has what its signals need.
-
-    It is found out
-
-    * before the view, unless that needs a body which the application has not read yet;
-    * in the call that reads the last byte of that, unless functions of the application look into it;
-    * after the view, with what they find then.
-    """
+class Observed:
+    """What would have happened to one request: found out before its view, and told after it."""
 
     error: BaseException | None = None  # what left the view
-    _body: OverheardBody | None = None
+    _execution: Execution | None = None
+    _commits: Commits | None = None
 
-    def __init__(
-        self, state: AppState, observer: Observer, route: Route, current: RequestState
-    ) -> None:
-        self._state, self._observer = state, observer
-        self._current = copy(current)  # an enforced function that the view calls has the other
-        # A view may change the scope: what was found before it counts.
-        bind_key = cache(route.bind_key) if callable(route.bind_key) else route.bind_key
-        self._route = replace(route, scope=route.scope and cache(route.scope), bind_key=bind_key)
-        self.name, self.began = route.name, time.monotonic()
-        self._waits = False
-        self._execution: Execution | None = None
-        self._commits: Commits | None = None
+    def __init__(self, state: AppState, route: Route, current: RequestState) -> None:
+        self._state, self._route, self._current = state, route, current
         self._would = "unknown"
         self._facts: dict[str, Any] = {}
 
-    def begin(self, request: Request) -> bool:
-        """Judge the request, or wait for its body. False if ``protect(skip=...)`` leaves it out."""
+    def begin(self, request: Request) -> None:
+        """Judge the request."""
+        current = self._current
         try:
-            body = self._current.body
-            if not isinstance(body, OverheardBody):
-                body = OverheardBody(request, self._state.settings)
-            self._body = self._current.body = body
-            prepare(request, self._state, self._route, self._current)  # its skip may read the body
-            self._judge(body)
-            if not (self._waits or self._execution):
-                body.stop()
-            elif self._route.atomic:
-                self._commits = watch_commits(self._state.sessions)
+            prepare(request, self._state, self._route, current)
+            self._lent(partial(self._judge, request))
         except Exception as error:
             self._reject(error)
-        self.began = time.monotonic()  # what our own question took does not count
-        return not self._current.presented.skipped
+        self._told = current.told  # a function that the view calls has others
+        self._told.began = time.monotonic()  # what our own question took does not count
+        if self._execution is not None and self._route.atomic:
+            self._commits = watch_commits(self._state.sessions)
 
     def finish(self, response: Response | None) -> None:
         """See :class:`~.request.state.Observation`."""
         error, self.error = self.error, None  # its traceback leads here
         status = None if response is None else response.status_code
-        body = self._body
         try:
-            if body is not None and self._waits:
-                self._judge(body, at_last=True)
-            if body is not None and self._execution is not None:
-                with body.lent():
-                    self._end(self._execution, body, response, error)
+            if self._execution is not None:
+                self._end(self._execution, response, error)
             committed = self._commits is not None and self._commits.has_committed
             if committed and self._would == "rolled_back" and status is not None and status < 500:
-                warn_undone(self.name, status, observed=True)
-            conclude(
-                self._state.app,
-                operation_observed,
-                self,
-                self._level(status),
-                would=self._would,
-                status=status,
-                **self._facts,
-            )
+                warn_undone(self._told.name, status, observed=True)
+            level, facts = self._level(status), {"status": status, "would": self._would, **self._facts}
+            conclude(self._state.app, operation_observed, self._told, level, **facts)
         except Exception:
-            log.exception("operation %s: observing it failed", self.name)
+            log.exception("operation %s: observing it failed", self._told.name)
         finally:
             watched.set(None)
-            if body is not None:
-                body.stop()
 
-    def _judge(self, body: OverheardBody, *, at_last: bool = False) -> None:
-        """Claim as enforcement would, or wait for the body. ``at_last`` it waits no more."""
-        self._waits = False
-        try:
-            with body.lent():
-                operation = identify(body.request, self._state, self._route, self._current)
-                if operation is None:
-                    self._would = "unprotected"
-                else:
-                    self._observer = self._state.of_bind(operation.bind_key).observer or self._observer
-                    self.claim = self._claimed(body, operation, at_last)
-                    self._decide(self.claim, operation)
-        except NotKept:
-            if not at_last:
-                self._wait(body)
-        except Exception as error:
-            self._reject(error)
-
-    def _wait(self, body: OverheardBody) -> None:
-        """Judge when the body is whole; where functions may look into it, after the view."""
-        route = self._route
-        asks = callable(route.key) or callable(route.fingerprint) or bool(route.authorize_replay)
-        try:
-            with body.lent():
-                current_scope(route.scope, required=False)
-                self._state.of_bind(route.bind_key)
-        except NotKept:
-            asks = True
-        self._waits = True
-        if not asks:
-            body.when_whole = partial(self._judge, body, at_last=True)
-
-    def _claimed(self, body: OverheardBody, operation: Operation, at_last: bool) -> Claim:
-        """Make the claim of the request."""
-        route = self._route
+    def _judge(self, request: Request) -> None:
+        """Claim as enforcement would. Raises the problem that a client would have got."""
+        state, route, current = self._state, self._route, self._current
+        operation = identify(request, state, route, current)
+        if operation is None:
+            self._would = "unprotected"
+            return
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
-        make = partial(request_claim, body.request, self._state, route, self._current, apart)
-        try:
-            claim = make()
-        except NotKept:
-            if not at_last and (body.is_awaited or callable(route.fingerprint)):
-                raise
-            claim = make(UNCOMPARED)
-        return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
-
-    def _decide(self, claim: Claim, operation: Operation) -> None:
-        """Note what the decision would have meant. Raises the problem that a client would have got."""
-        route = self._route
-        # An interrupted one that is atomic would have been rolled back, and taken over.
-        policy = "retry" if route.atomic else route.on_interrupted
-        look = partial(found_for_old, self._state.own_records, route, operation, claim)
-        record = None if operation.born is None else self._asked(partial(self._observer.ask, look))
-        decision = self._asked(partial(self._observer.decide, claim, policy, record))
+        claim = request_claim(request, state, route, current, apart)
+        claim = replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
+        current.told.claim, self._told = claim, current.told
+        decision = self._asked(partial(self._decided, operation, claim))
         if isinstance(decision, Claimed):
             self._execution = decision.execution
             self._facts["attempt"] = decision.execution.hold.attempt
         elif decision is not None:
             if isinstance(decision, Replay):
                 self._facts.update(attempt=decision.attempt, first_status=decision.response.status)
-            found = replayed(decision, route, operation, claim, 0.0)
-            if found.response.body is None:
+            if replayed(decision, route, operation, claim, 0.0).response.body is None:
                 raise ResponseNotKept
             self._would = "replayed"
 
+    def _decided(self, operation: Operation, claim: Claim) -> Decision:
+        """What enforcement decides."""
+        state, route = self._state, self._route
+        found = found_for_old(state.observed_records, route, operation, claim)
+        # An interrupted one that is atomic would have been rolled back, and taken over.
+        policy = "retry" if route.atomic else route.on_interrupted
+        return state.observer.decide(claim, on_interrupted=policy, found=found)
+
     def _asked(self, question: Callable[[], T]) -> T | None:
-        """Return what the records say; None, and tell, if they fail. Raises ``OF_THE_RECORD``."""
+        """Return what the records say; None while they are left alone. Raises what is of one record."""
+        state = self._state
+        if time.monotonic() < state.unobserved_until or blocks_records(state):
+            return None
         try:
             return question()
-        except OF_THE_RECORD:
+        except _OF_THE_RECORD:
             raise
         except Exception as error:
+            state.unobserved_until = time.monotonic() + PAUSE_SECONDS
             cause = error if isinstance(error, ConfigurationError) else error.__cause__ or error
             text = "nothing is observed for %g s, the store failed: %r"
-            tell_failure(self._state.app, event_of(self, error=error), text, PAUSE_SECONDS, cause)
+            event = event_of(self._told, error=error)
+            tell_failure(state.app, event, text, PAUSE_SECONDS, cause)
             return None
+
+    def _lent(self, use: Callable[[], T]) -> T:
+        """Call ``use``, which finds the body whole, and takes nothing of it from the view."""
+        body = self._current.body
+        with nullcontext() if body is None else body.lent():
+            return use()
 
     def _reject(self, error: Exception) -> None:
         """``error`` would have been the response."""
@@ -222,24 +172,15 @@ class Observed(Told):
         self._facts["problem"] = problem_type(error)
 
     def _end(
-        self,
-        execution: Execution,
-        body: OverheardBody,
-        response: Response | None,
-        error: BaseException | None,
+        self, execution: Execution, response: Response | None, error: BaseException | None
     ) -> None:
         """Note what would have become of the view's run, in the record too."""
         act: Callable[[], object] = execution.release
         try:
-            body.check()
-            self._would = self._outcome(response, error)
-        except BodyIncomplete as incomplete:  # the view would not have run
-            self._reject(incomplete)
+            self._would = self._lent(partial(self._outcome, response, error))
         except Exception as failure:  # of the option store
-            if not isinstance(failure, NotKept):
-                self._reject(failure)
-            if not self._route.atomic:
-                act = execution.abandon
+            self._reject(failure)
+            act = execution.release if self._route.atomic else execution.abandon
         if self._would == "executed":
             act = partial(execution.complete, self._stored(response))
         elif self._would == "interrupted":
@@ -247,8 +188,8 @@ class Observed(Told):
         if error is not None and self._would in ("rolled_back", "released", "interrupted"):
             self._facts["error"] = error
         try:
-            self._asked(partial(self._observer.ask, act))
-        except OF_THE_RECORD as lost:
+            self._asked(act)
+        except _OF_THE_RECORD as lost:
             if not self._route.atomic:  # no lease would have ended
                 self._reject(lost)
 

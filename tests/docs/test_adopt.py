@@ -8,18 +8,17 @@ import pytest
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.web.background import observer
 from tests.docs.how_to import Page
 from tests.docs.pages import ROOT
 
 
+@pytest.mark.usefixtures("patient_observing")
 class TestAdopt:
     @pytest.fixture
     def shop(self, page) -> Page:
         return page("protect.md")
 
-    def test_the_lines_of_the_log_are_those_of_such_requests(self, shop, caplog, monkeypatch):
-        monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
+    def test_the_lines_of_the_log_are_those_of_such_requests(self, shop, caplog):
         statuses = iter([201, 201, 201, 201, 201, 409, 201])
         view = idempotent(enforce=False)(lambda: (request.get_data(), next(statuses)))
         shop.app.add_url_rule("/observed", "create_payment", view, methods=["POST"])

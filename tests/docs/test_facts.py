@@ -20,7 +20,7 @@ from flask_idempotency.client import RetryPolicy
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
-from flask_idempotency.stores.postgres.own_pool import OWN_CONNECTIONS
+from flask_idempotency.stores.own_pool import OWN_CONNECTIONS
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
 from flask_idempotency.stores.redis.lock import MARKER_SECONDS, PAUSE_SECONDS
 from flask_idempotency.web.setup.options import OPTIONS, RunOptions

@@ -14,7 +14,6 @@ from flask import Flask, Response, g, request
 from flask_idempotency import KeyMalformed, RequestInProgress, idempotent, operation_observed
 from flask_idempotency.client import RetryPolicy
 from flask_idempotency.core.keys import parse_key
-from flask_idempotency.web.background import observer
 from tests.docs.how_to import Page
 from tests.docs.pages import ROOT, apps, blocks
 from tests.killed import Killed
@@ -28,7 +27,7 @@ class OldCode:
 
     def __init__(self, shop: Page) -> None:
         self.names, self.session, self.dies = shop.names, shop.db.session, ""
-        self.frees, self.reads, self.done = False, True, list[str]()
+        self.frees, self.done = False, list[str]()
         self.app = Flask("before")
         self.app.config["SQLALCHEMY_DATABASE_URI"] = shop.app.config["SQLALCHEMY_DATABASE_URI"]
         shop.db.init_app(self.app)
@@ -40,8 +39,6 @@ class OldCode:
         return self.app.test_client().post(path, json={"amount": 5}, headers=headers)
 
     def view(self, work: str) -> Any:
-        if self.reads:
-            request.get_data()
         key = request.headers["Idempotency-Key"]
         body, status = self.once("alice", key, getattr(self, work))
         return Response(body, status, mimetype="application/json")
@@ -117,13 +114,10 @@ def end_leases(shop: Page) -> None:
     shop.sql("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
 
 
+@pytest.mark.usefixtures("patient_observing")
 class TestBefore:
-    @pytest.mark.parametrize(
-        ("reads", "changed"), [(True, ("rejected", "key-reused")), (False, ("replayed", None))]
-    )
-    def test_observing_sees_what_the_old_code_answers(self, shop, old, monkeypatch, reads, changed):
-        monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
-        old.reads, seen = reads, []
+    def test_observing_sees_what_the_old_code_answers(self, shop, old):
+        seen = []
 
         def note(_sender, event, **_more):
             seen.append((event.would, event.problem))
@@ -133,10 +127,9 @@ class TestBefore:
         with operation_observed.connected_to(note, shop.app):
             answers = [shop.post("/old", {"amount": amount}) for amount in (5, 5, 6)]
         assert [answer.json for answer in answers] == [{"ordered": 5}] * 3
-        assert seen == [("executed", None), ("replayed", None), changed]
+        assert seen == [("executed", None), ("replayed", None), ("rejected", "key-reused")]
 
-    def test_below_the_old_code_it_sees_no_retry(self, shop, old, monkeypatch):
-        monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
+    def test_below_the_old_code_it_sees_no_retry(self, shop, old):
         seen = []
 
         def note(_sender, event, **_more):

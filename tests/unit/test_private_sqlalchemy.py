@@ -35,7 +35,7 @@ from flask_idempotency.drivers.sqlalchemy_private import (
 )
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.sources import _LITE_SESSIONS, _options
-from flask_idempotency.stores.postgres.own_pool import apart
+from flask_idempotency.stores.own_pool import apart
 
 ROOT = Path(flask_idempotency.__file__).parent
 USED = {
@@ -253,7 +253,7 @@ def beside(monkeypatch):
 
     def make(**options):
         theirs = Connections(monkeypatch, poolclass=sa.QueuePool, **options)
-        pool = pool_beside(theirs.engine, 1)
+        pool = pool_beside(theirs.engine, 1, 0)
         made.extend((theirs.engine, pool))
         return theirs, pool
 

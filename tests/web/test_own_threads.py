@@ -70,8 +70,8 @@ def listened_(request, make_world):
     return make
 
 
-def test_requests_are_observed_beside_listeners_that_need_a_context(listened, monkeypatch):
-    monkeypatch.setattr("flask_idempotency.web.background.observer.PATIENCE_SECONDS", 10.0)
+@pytest.mark.usefixtures("patient_observing")
+def test_requests_are_observed_beside_listeners_that_need_a_context(listened):
     world, heard = listened(IDEMPOTENCY_ENFORCE=False), []
     world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
     note = lambda _app, event: heard.append(event.would)  # noqa: E731

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, Table, exc
@@ -16,6 +17,7 @@ from flask_idempotency.drivers.sqlstates import is_lost
 from flask_idempotency.session.postgres_units import EARLY, Facts
 from flask_idempotency.session.statements import FACTS, WHERE_TABLE_IS, WHERE_TABLE_IS_NOW
 from flask_idempotency.stores.admin import original
+from flask_idempotency.stores.own_pool import reach
 
 from . import statements
 from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
@@ -33,6 +35,8 @@ class KeepsConnection:
 
 class Messages:
     """Sends statements of our own: for these tables, and prepared for this engine."""
+
+    _first = ""  # what each message begins with
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
@@ -56,6 +60,12 @@ class Messages:
         self.own = Messages(engine, self.table, self.steps)
         self.own._like = self  # noqa: SLF001 -- of this class
         return self.own
+
+    def briefly(self) -> Messages:
+        """The same for what is only observed: nobody waits long for it, and a crash may lose it."""
+        brief = copy(self)
+        brief._first = statements.OBSERVING  # noqa: SLF001 -- of this class
+        return brief
 
     def owner(self, claim: Claim) -> str | None:
         """Who has the record of a claim's key by now."""
@@ -88,7 +98,7 @@ class Messages:
 
     def _send(self, template: str, values: Values) -> tuple[list[tuple[Any, ...]], int]:
         def ask(wire: RawConnection) -> tuple[list[tuple[Any, ...]], int]:
-            cursor = wire.send(self.prepared(template, wire), values)
+            cursor = wire.send(self.prepared(self._first + template, wire), values)
             return (cursor.fetchall() if cursor.description else []), cursor.rowcount
 
         return self.on_a_wire(ask)
@@ -135,6 +145,8 @@ class Messages:
 
     def connect(self) -> RawConnection:
         """A connection out of the pool."""
+        if self._first:
+            reach(self.engine)
         return RawConnection(self.engine, self.port)
 
     def is_like(self, engine: Engine) -> bool:

@@ -19,12 +19,12 @@ from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.admin import Admin
+from flask_idempotency.stores.own_pool import OWN_CONNECTIONS, apart
 
 from . import lease_statements, statements
 from .failures import QUERY_CANCELED
 from .holds import NOT_OURS, PostgresHold, PostgresLease, record_in
 from .messages import Messages
-from .own_pool import OWN_CONNECTIONS, apart
 
 # Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
 # row has changed: in either case, look again.
@@ -35,7 +35,6 @@ class PostgresRecords:
     """The table of records, reached through an engine of the application."""
 
     atomic = True
-    can_observe = True
     one_writer = False
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
@@ -51,6 +50,12 @@ class PostgresRecords:
         """The same records for threads of ours, past the pool of the application."""
         own = copy(self)
         own.messages = self.messages.apart(apart(self.messages.engine, OWN_CONNECTIONS))
+        return own
+
+    def briefly(self) -> PostgresRecords:
+        """The same for what is only observed: see :meth:`Messages.briefly`."""
+        own = copy(self)
+        own.messages = self.messages.briefly()
         return own
 
     def look(self, key: bytes) -> Record | None:

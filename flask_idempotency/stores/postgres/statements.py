@@ -13,6 +13,7 @@ just delays; longer would pile up workers behind a migration.
 
 from __future__ import annotations
 
+from flask_idempotency.stores.own_pool import BRIEF_SECONDS
 from flask_idempotency.stores.table import NO_LEASE, VERSION
 
 LOCK_TIMEOUT = "250ms"
@@ -28,6 +29,11 @@ AS_LOGIN = {
 }
 # Several statements in one message are one transaction, so SET LOCAL holds for those behind it alone.
 BRIEFLY = f"{{login}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
+
+# In front of what is only observed.
+OBSERVING = f"""SET LOCAL statement_timeout = '{BRIEF_SECONDS * 1000:.0f}ms';
+SET LOCAL synchronous_commit = off;
+"""
 
 # An operation that is not atomic does not expire before its end: its effects may be out in the world.
 EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"

@@ -132,7 +132,6 @@ class RedisRecords:
     """Records in Redis. ``client`` is called once, at the first use."""
 
     atomic = False
-    can_observe = True
     one_writer = False
 
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
@@ -144,6 +143,10 @@ class RedisRecords:
         from .admin import RedisAdmin  # only operators need it
 
         return RedisAdmin(self)
+
+    def briefly(self) -> RedisRecords:
+        """The same: nobody waits long for Redis, and no connection is a view's."""
+        return self
 
     def look(self, key: bytes) -> Record | None:
         """The record."""

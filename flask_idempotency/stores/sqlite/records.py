@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from typing import Any
 
-from sqlalchemy import Engine, Table
+from sqlalchemy import Engine, Table, event
 
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.stores.admin import Admin
+from flask_idempotency.stores.own_pool import BRIEF_SECONDS, OWN_CONNECTIONS, apart
 
 from . import statements
 from .holds import SqliteHold, SqliteLease, seen
@@ -34,11 +36,23 @@ class SqliteRecords:
     """The table of records in a SQLite file, reached through an engine of the application."""
 
     atomic = True
-    can_observe = False
     one_writer = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.messages = Messages(engine, table, steps)
+        self._line_seconds = LINE_SECONDS
+
+    def briefly(self) -> SqliteRecords:
+        """The same for what is only observed: on connections of our own, which hardly wait."""
+        there, milliseconds = self.messages, round(BRIEF_SECONDS * 1000)
+        own = SqliteRecords(apart(there.engine, OWN_CONNECTIONS), there.table, there.steps)
+        own._line_seconds = BRIEF_SECONDS
+
+        def connected(driver: Any, _record: Any) -> None:
+            driver.execute(f"PRAGMA busy_timeout = {milliseconds}")
+
+        event.listen(own.messages.engine.pool, "connect", connected)
+        return own
 
     def admin(self) -> Admin:
         """Return the operator's side."""
@@ -90,7 +104,7 @@ class SqliteRecords:
 
     def _begin_in_line(self, key: bytes) -> BorrowedTransaction | None:
         """The transaction that writes, when it is free; None if the record is there by then."""
-        deadline = time.monotonic() + LINE_SECONDS
+        deadline = time.monotonic() + self._line_seconds
         while True:
             try:
                 return self.messages.begin(waits=False)

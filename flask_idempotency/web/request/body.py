@@ -6,6 +6,9 @@ import hashlib
 import io
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any
 
 from flask import Request
@@ -22,6 +25,9 @@ from flask_idempotency.web.setup.settings import Settings
 CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""
 
+_PARSED = ("stream", "form", "files", "values", "_cached_data")
+"""What a request remembers of a body that was read."""
+
 FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 """Bodies that reading the form uses up."""
 
@@ -30,47 +36,6 @@ TOO_LATE = (
     " receiver of request_started, a class of requests or of sessions, or a decorator that hides the"
     " view. Let it call request.get_data() first, and decorators use functools.wraps"
 )
-
-
-class RequestBody:
-    """The body of a request, from when it may be needed on."""
-
-    def __init__(self, request: Request, settings: Settings) -> None:
-        environ = request.environ
-        # A proxy: in a cycle with its request, each body would stay until garbage is collected.
-        self._request: Request = weakref.proxy(request)
-        self._default_limit = settings.max_request_bytes
-        self._is_late = "stream" in request.__dict__ or "form" in request.__dict__
-        self._expected = get_content_length(environ)
-        self._input: IO[bytes] = environ["wsgi.input"]
-        self._kept: bytes | bytearray = bytearray()
-        self._is_broken = False
-        self._is_terminated = "wsgi.input_terminated" in environ and environ["wsgi.input_terminated"]
-        if not self._is_late:
-            environ["wsgi.input"] = self
-
-    def whole(self) -> bytes:
-        """All of it, as it came. Raises what is wrong with it."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Raise what is wrong with it: ``BodyIncomplete``, or Werkzeug's 411 and 413."""
-        self.whole()
-
-    def form(self) -> MultiDict[str, str]:
-        """The form in it. Raises what :meth:`whole` does, and Werkzeug's 413."""
-        raise NotImplementedError
-
-    def _is_chunked(self) -> bool:
-        return "chunked" in self._request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
-
-    def _limit(self) -> int:
-        """How long the body may be, in bytes. The application may change it at any time."""
-        try:
-            limit = self._request.max_content_length
-        except ReferenceError:  # the request is over, and something around it still reads
-            limit = None
-        return self._default_limit if limit is None else limit
 
 
 def is_used_up(request: Request) -> bool:
@@ -93,18 +58,37 @@ def form_in(request: Request, body: bytes) -> MultiDict[str, str]:
     return form
 
 
-class Body(RequestBody, io.RawIOBase):
+class Body(io.RawIOBase):
     """The body of a request, in place of the server's input: read when it is needed, and kept.
 
     The application's own functions may come first and parse it as usual. What they read can still be
     compared, and every reader learns that the body is incomplete or too long: servers pass an
     incomplete body on as if it were complete, and Werkzeug silently cuts a chunked one at
     ``MAX_CONTENT_LENGTH``. Both would make different requests look equal.
+
+    One that does not ``refuse``, as it is only observed, tells that :meth:`whole` alone. Its readers
+    get what they would get without us.
     """
 
     _position = 0  # up to which others have read
     _is_at_end = False
     _whole: bytes | None = None
+
+    def __init__(self, request: Request, settings: Settings, *, refuses: bool = True) -> None:
+        super().__init__()
+        environ = request.environ
+        # A proxy: in a cycle with its request, each body would stay until garbage is collected.
+        self._request: Request = weakref.proxy(request)
+        self._default_limit = settings.max_request_bytes
+        self._is_late = "stream" in request.__dict__ or "form" in request.__dict__
+        self._expected = get_content_length(environ)
+        self._input: IO[bytes] = environ["wsgi.input"]
+        self._kept: bytes | bytearray = bytearray()
+        self._is_broken = False
+        self._is_terminated = "wsgi.input_terminated" in environ and environ["wsgi.input_terminated"]
+        self._refuses = refuses
+        if not self._is_late:
+            environ["wsgi.input"] = self
 
     def whole(self) -> bytes:
         """All of it, as it came; the application can still read what it has not read yet.
@@ -116,11 +100,31 @@ class Body(RequestBody, io.RawIOBase):
         return self._whole
 
     def form(self) -> MultiDict[str, str]:
-        """See :class:`RequestBody`."""
+        """The form in it. Raises what :meth:`whole` does, and Werkzeug's 413."""
         body, request = self.whole(), self._request
         if "form" in request.__dict__ or request.environ["wsgi.input"] is not self:
             return request.form  # parsed, or decompressed, by the application
         return form_in(request, body)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Meanwhile, functions of the application find it unread, and it refuses; then it is as before.
+
+        Not where the application has replaced the server's input, or read it too early.
+        """
+        if self._request.environ["wsgi.input"] is not self:
+            yield
+            return
+        known, position, refuses = self._request.__dict__, self._position, self._refuses
+        before = {name: known.pop(name) for name in _PARSED if name in known}
+        self._position, self._refuses = 0, True
+        try:
+            yield
+        finally:
+            for name in _PARSED:
+                known.pop(name, None)
+            known.update(before)
+            self._position, self._refuses = position, refuses
 
     def readable(self) -> bool:
         """Yes."""
@@ -128,21 +132,41 @@ class Body(RequestBody, io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read on, for the application."""
-        if self._position == len(self._kept):
-            self._read_on(len(buffer))
-        data = self._kept[self._position : self._position + len(buffer)]
-        size = len(data)
-        buffer[:size] = data
-        self._position += size
-        return size
+        data = self._go_on(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def readall(self) -> bytes:
         """Read to the end, for the application."""
-        while self._read_on(CHUNK_BYTES):
-            pass
-        data = bytes(self._kept[self._position :])
-        self._position = len(self._kept)
+        return b"".join(iter(partial(self._go_on, CHUNK_BYTES), b""))
+
+    def _go_on(self, size: int) -> bytes:
+        """Up to ``size`` bytes of what the application has not read yet; none at the end."""
+        missing, refusal = self._position + size - len(self._kept), None
+        if missing > 0:
+            try:
+                self._read_on(missing)
+            except (BodyIncomplete, RequestEntityTooLarge) as error:
+                if self._refuses:
+                    raise
+                refusal, self._is_broken = error, True  # what is read from here on is not kept
+        data = bytes(self._kept[self._position : self._position + size])
+        self._position += len(data)
+        # Where the server has ended it too early, it says so when it is asked once more.
+        if isinstance(refusal, RequestEntityTooLarge) or (refusal is not None and not data):
+            data += self._input.read(size - len(data))
         return data
+
+    def _is_chunked(self) -> bool:
+        return "chunked" in self._request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+
+    def _limit(self) -> int:
+        """How long the body may be, in bytes. The application may change it at any time."""
+        try:
+            limit = self._request.max_content_length
+        except ReferenceError:  # the request is over, and something around it still reads
+            limit = None
+        return self._default_limit if limit is None else limit
 
     def _read(self) -> bytes:
         if self._expected is None and not self._is_terminated and self._is_chunked():
@@ -154,7 +178,10 @@ class Body(RequestBody, io.RawIOBase):
 
     def _read_late(self) -> bytes:
         """The body of a request that somebody read from before this object existed."""
+        known, is_cached = self._request.__dict__, "_cached_data" in self._request.__dict__
         body = self._request.get_data(cache=True)
+        if not (self._refuses or is_cached):
+            known["stream"] = io.BytesIO(body)
         if not body and (self._expected or self._is_chunked()):
             raise ConfigurationError(TOO_LATE)
         if self._expected not in (None, len(body)) and not self._request.content_encoding:
@@ -216,7 +243,7 @@ def _is_of_the_server(error: Exception) -> bool:
     return package in _SERVERS
 
 
-def fingerprint(request: Request, body: RequestBody, route: Route) -> fp.Fingerprint:
+def fingerprint(request: Request, body: Body, route: Route) -> fp.Fingerprint:
     """Make the fingerprint that the request is compared by.
 
     Raises what is wrong with the body, ``BodyMalformed`` where it must be JSON, and Werkzeug's 413 for
@@ -226,7 +253,7 @@ def fingerprint(request: Request, body: RequestBody, route: Route) -> fp.Fingerp
     if compared == "request":
         return fp.by_request(_parts(request, body.whole()))
     if callable(compared):  # it may do without the body
-        body.check()
+        body.whole()
         return fp.by_value(compared())
     parts = _parts(request, body.whole())
     return fp.by_json(parts) if isinstance(compared, str) else fp.by_fields(parts, compared)

@@ -23,10 +23,8 @@ from . import forms
 from .body import (
     FORM_TYPES,
     Body,
-    RequestBody,
     fingerprint,
 )
-from .observed_body import OverheardBody
 from .state import PresentedKey, RequestState, current_scope
 
 OWNER_BYTES = 9
@@ -57,8 +55,6 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
     if route.skip is not None and route.skip(request):
         presented.skipped = True
         return
-    if not route.enforce:
-        _body(request, state, route, current)
     try:
         has_field = state.settings.form_field is not None and request.mimetype in FORM_TYPES
         presented.may_be_inside = route.key is not None or has_field
@@ -135,7 +131,7 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
     if not presented.may_be_inside:
         return
     body = _body(request, state, route, current)
-    body.check()
+    body.whole()
     if route.key is not None:
         presented.key = _natural_key(route.key)
     elif (field := forms.read_field(body.form(), state, route)) is not None:
@@ -159,10 +155,9 @@ def _natural_key(key_of: Callable[[], object]) -> str | None:
     return None if value is None or value == "" else natural_key(value)
 
 
-def _body(request: Request, state: AppState, route: Route, current: RequestState) -> RequestBody:
+def _body(request: Request, state: AppState, route: Route, current: RequestState) -> Body:
     if current.body is None:
-        kind = Body if route.enforce else OverheardBody
-        current.body = kind(request, state.settings)
+        current.body = Body(request, state.settings, refuses=route.enforce)
     return current.body
 
 
@@ -172,16 +167,13 @@ def request_claim(
     route: Route,
     current: RequestState,
     operation: Operation,
-    found: Fingerprint | None = None,
 ) -> Claim:
-    """Make the claim of the request; ``found`` is its fingerprint, if its body cannot be compared.
+    """Make the claim of the request.
 
     Raises what :func:`new_claim` and reading the body raise.
     """
     body = current.body or _body(request, state, route, current)
-    if found is None:
-        found = fingerprint(request, body, route)
-    return new_claim(state, route, operation, found)
+    return new_claim(state, route, operation, fingerprint(request, body, route))
 
 
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:

@@ -22,7 +22,7 @@ from flask_idempotency.web.setup.routes import name_of
 from flask_idempotency.web.signals import Told
 
 if TYPE_CHECKING:
-    from .body import RequestBody
+    from .body import Body
 
 
 class Observation(Protocol):
@@ -83,7 +83,7 @@ class RequestState:
     """
 
     route: Route | None = None  # its endpoint's, resolved
-    body: RequestBody | None = None  # from when it is known that it may be needed
+    body: Body | None = None  # from when it is known that it may be needed
     entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
     is_dispatched = False  # Flask has called its view, and will call the hook after it
     attempt: Begun | None = None  # until it is over

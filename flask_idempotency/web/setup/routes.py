@@ -24,12 +24,6 @@ ROUTE = "__idempotency_route__"
 EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
 
-CANNOT_OBSERVE = (
-    "{}, which works with PostgreSQL, and with IDEMPOTENCY_STORE = 'redis'. SQLite lets one connection"
-    " write at a time, so observing could make the application's own writes fail: for development,"
-    " enforce"
-)
-
 _decorated: dict[tuple[int, int], Any] = {}
 """The views below ``@idempotent`` by identity, with a reference to each, weak where possible."""
 
@@ -122,8 +116,6 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
             " together with its records. Use @idempotent(atomic=False), and read what that means, or"
             " another store"
         )
-    if not route.enforce and state.observer is None:
-        raise ConfigurationError(CANNOT_OBSERVE.format(f"{name} is observed"))
 
 
 def needs_protect(view: Any, method: str) -> bool:

@@ -17,7 +17,6 @@ from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
-from flask_idempotency.web.background.observer import Observer
 from flask_idempotency.web.purge import Purge
 
 from .options import Route, ScopeCallable
@@ -82,8 +81,10 @@ class AppState(Databases):
     protections: Protections
     own_records: Records  # the same, for threads of ours: past the pool of the application
     own_engine: Engine
-    observer: Observer | None  # None where the store cannot observe
+    observed_records: Records  # the same, for requests that are only observed: briefly
+    observer: IdempotencyEngine  # on these
     purge: Purge | None
+    unobserved_until: float = 0.0  # by time.monotonic(), after a failure
     has_served: bool = False
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)

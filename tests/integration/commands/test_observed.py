@@ -9,7 +9,6 @@ import pytest
 from flask_idempotency import idempotent
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.operate.find import admin
-from flask_idempotency.web.background import observer
 from flask_idempotency.web.setup.state import app_state
 from tests.integration.commands.running import not_ok, runner
 from tests.killed import Killed
@@ -17,10 +16,7 @@ from tests.killed import Killed
 LEASED = {"atomic": False}
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """On a busy machine a question may take longer than any application should wait."""
-    monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
+pytestmark = pytest.mark.usefixtures("patient_observing")
 
 
 @pytest.fixture
