@@ -88,8 +88,8 @@ def check(context: click.Context) -> None:
     """Check that everything the guarantees depend on is in place.
 
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
-    Claims one record and writes one step, as a request would, and deletes them. Tries what threads will
-    do for this application: observing.
+    Claims one record and writes one step, as a request would, and deletes them. Asks once on a
+    connection of our own, as the purge after a response and observing do.
     Then checks the routes: names the endpoints that change something and are not protected; what the
     first request would refuse, such as @idempotent above the route; arguments of protect() and exempt()
     that are not registered; views of other packages that protect() covers; and, with requests that go

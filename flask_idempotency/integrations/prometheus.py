@@ -24,7 +24,6 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lock, NoLock, Records
 from flask_idempotency.operate.find import overview_of
 from flask_idempotency.web import signals
-from flask_idempotency.web.background.threads import aside
 from flask_idempotency.web.setup.state import app_state, engine_on, one_state
 from flask_idempotency.web.signals import Event
 
@@ -226,9 +225,25 @@ class RecordsCollector:
         with self._turn:
             if self._clock() < self._until or (self._asked and not self._asked.done()):
                 return None
-            self._asked = aside(self._app, lambda: list(_families(self._overview())))
+            self._asked = Future()
+            target, args = _answer, (self._asked, self._app, self._overview)
+            threading.Thread(target=target, args=args, name="idempotency-metrics", daemon=True).start()
             self._until = self._clock() + FRESH_SECONDS
         return self._asked
+
+
+def _answer(asked: Future[list[Metric]], app: Flask, overview: Callable[[], Any]) -> None:
+    """Ask the store in a thread of its own, which a scrape may leave behind.
+
+    The application's teardown functions would end what a request in the scrape's thread still uses.
+    """
+    try:
+        with app.app_context():
+            found = list(_families(overview()))
+    except BaseException as error:  # for whoever waits
+        asked.set_exception(error)
+    else:
+        asked.set_result(found)
 
 
 def _up(is_up: bool | None = None) -> Metric:

@@ -12,7 +12,6 @@ from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
-from flask_idempotency.web.background.threads import aside, reply
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed
 
@@ -21,13 +20,10 @@ from .find import admin
 from .routes import examine_routes, write_routes
 from .words import explain
 
-PATIENCE_SECONDS = 10.0
-"""How long a thread of ours may take for one try."""
-
 FOR_LISTENERS = (
-    "commands and our threads have the application's context, but no request and an empty flask.g: let"
-    " listeners on the engine do without, as with g.get(...). Of the engine's, our threads' own"
-    " connections are told to those for connect alone: set there what the tables need, such as a role"
+    "commands have the application's context, but no request and an empty flask.g: let listeners on the"
+    " engine do without, as with g.get(...). Of the engine's, our own connections are told to those for"
+    " connect alone: set there what the tables need, such as a role"
 )
 """What to do where a listener of the application keeps us from the tables."""
 
@@ -36,7 +32,7 @@ _NEEDED_LESS = ("index", "memory", "steps")
 
 
 def examine(state: AppState) -> Iterator[Finding]:
-    """Check that everything the guarantees depend on is in place: servers, threads and routes."""
+    """Check that everything the guarantees depend on is in place: servers and routes."""
     yield from _examine_servers(state)
     yield from examine_routes(state)
 
@@ -57,7 +53,7 @@ def _examine_servers(state: AppState) -> Iterator[Finding]:
     if ready:
         yield from _examine_keys(state, store)
         yield from _examine_claim(state, store)
-        yield from _examine_threads(state)
+        yield from _examine_own_connections(state)
     errors: list[BaseException | None] = []
 
     def note(_sender: object, event: Event) -> None:
@@ -128,15 +124,18 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     return Finding("ok", subject, "joins the operation's transaction")
 
 
-def _examine_threads(state: AppState) -> Iterator[Finding]:
-    """Try once what threads of ours will do here, in a thread and on a connection such as they use."""
-    for what, work in _threads(state):
-        try:
-            reply(aside(state.app, work), PATIENCE_SECONDS)
-        except Exception as error:  # a listener may raise anything
-            yield Finding("FAILED", "threads", f"{what} would fail: {reason(error)}", FOR_LISTENERS)
-        else:
-            yield Finding("ok", "threads", f"{what} works")
+def _examine_own_connections(state: AppState) -> Iterator[Finding]:
+    """Ask on one of our own connections, as the purge after a response and observing do."""
+    routes = [each.route for each in write_routes(state) if each.route is not None]
+    if not state.settings.has_table or (state.purge is None and all(each.enforce for each in routes)):
+        return
+    try:
+        state.own_records.look(trial_claim().key)
+    except Exception as error:  # a listener may raise anything
+        bad = f"the purge after responses and observing would fail: {reason(error)}"
+        yield Finding("FAILED", "own pool", bad, FOR_LISTENERS)
+    else:
+        yield Finding("ok", "own pool", "reaches the records")
 
 
 def _threads(state: AppState) -> Iterator[tuple[str, Callable[[], object]]]:

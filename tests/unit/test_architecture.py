@@ -34,7 +34,7 @@ ROOMS = {
 
 # The floors of the room `web`, from the ground up. What stands side by side does not meet.
 WEB = [
-    {"background", "purge", "signals"},
+    {"purge", "signals"},
     {"setup"},
     {"request"},
     {"attempt"},

@@ -1,1 +1,0 @@
-"""Threads of ours, and what they do."""
