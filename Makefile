@@ -54,7 +54,7 @@ picture: $(VENV)/.has-test  ## play the killed worker in both shops, and draw RE
 screenshots: $(VENV)/.has-test  ## take the pictures of the console and the dashboard; wants Chromium and Prometheus
 	@$(RUN) laboratory.screenshots $(ARGS)
 
-bench: $(VENV)/.has-bench  ## measure against the unprotected view
+bench: $(VENV)/.has-test  ## measure against the unprotected view
 	@$(RUN) bench $(ARGS)
 
 faults: $(VENV)/.has-test  ## crash workers and servers for a minute and check every promise

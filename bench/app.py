@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,12 +18,9 @@ def make_client(
     *,
     redis_url: str | None = None,
     protect: bool = True,
-    store: str | None = None,
-    atomic: bool = True,
-    engine_options: Mapping[str, Any] | None = None,
     during: Callable[[], object] = lambda: None,
 ) -> FlaskClient:
-    """A client of an application of its own; ``store`` as in ``IDEMPOTENCY_STORE``.
+    """A client of an application of its own.
 
     ``/empty`` does nothing, ``/bare`` writes a row and reads it after its commit. With ``protect``
     there are three protected views: ``/payments`` does what ``/bare`` does, ``/held`` calls ``during``,
@@ -47,22 +44,19 @@ def make_client(
 
     app = Flask("bench")
     app.config["SQLALCHEMY_DATABASE_URI"] = database_url
-    app.config["SQLALCHEMY_ENGINE_OPTIONS"] = dict(engine_options or {})
     db.init_app(app)
     if protect:
         # Only here: what the import takes is measured, too.
         from flask_idempotency import Idempotency, idempotent
 
         app.config.update(
-            IDEMPOTENCY_STORE=store,
             IDEMPOTENCY_REDIS_URL=redis_url,
             IDEMPOTENCY_PROBE_AFTER=60,  # until then Redis alone rejects duplicates
         )
         Idempotency(app, db, scope=None)
-        protected = idempotent(atomic=atomic)
-        app.post("/payments", endpoint="payments")(protected(pay))
-        app.post("/held", endpoint="held")(protected(hold))
-        app.post("/text", endpoint="text")(protected(lambda: (secrets.token_hex(100), 201)))
+        app.post("/payments", endpoint="payments")(idempotent(pay))
+        app.post("/held", endpoint="held")(idempotent(hold))
+        app.post("/text", endpoint="text")(idempotent(lambda: (secrets.token_hex(100), 201)))
     app.post("/bare", endpoint="bare")(pay)
     app.post("/empty", endpoint="empty")(lambda: ({}, 201))
     with app.app_context():

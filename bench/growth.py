@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -14,8 +15,7 @@ from typing import Any
 
 import servers
 
-from . import churn, report
-from .load import arrivals, percentile
+from . import report
 from .processors import Queue
 from .records import NAME, Database, Table
 from .report import Figure
@@ -28,7 +28,7 @@ SETTINGS: dict[str, str | int] = {
     "max_wal_size": "4GB",
     "wal_level": "minimal",  # so that the load is not written twice
     "max_wal_senders": 0,
-    "autovacuum_naptime": 1,  # a day of churn is over in seconds
+    "autovacuum_naptime": 1,
 }
 
 EXPIRED = 400_000
@@ -40,10 +40,6 @@ RATE = 40
 
 SECONDS = 8.0
 """How long they are sent where no purge runs; beside a purge until that ends."""
-
-TURNOVERS = 20
-CHURNING = 100_000
-"""Records at any time of the simulated days."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Size:
 
 
 def measure(sizes: Iterable[int], rounds: int, folder: Path) -> str:
-    """Write the figures by size, and the bytes of a table over days, to ``growth.*``; as Markdown."""
+    """Write the figures by size to ``growth.*``; as Markdown."""
     with ExitStack() as stack:
         postgres = stack.enter_context(servers.Postgres(settings=SETTINGS))
         pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
@@ -77,10 +73,8 @@ def measure(sizes: Iterable[int], rounds: int, folder: Path) -> str:
         ]
         times = [_times(table, tables[0], rounds) for table in tables]
         found = [Size(*each, *_purging(table, pool)) for table, each in zip(tables, times, strict=True)]
-        churned = churn.measure(postgres, CHURNING, TURNOVERS)
-    text = _as_markdown(found, churned)
-    data = {"sizes": [asdict(size) for size in found], "churn": churned}
-    report.write_both(folder, "growth", text, data)
+    text = _as_markdown(found)
+    report.write_both(folder, "growth", text, {"sizes": [asdict(size) for size in found]})
     return text
 
 
@@ -113,7 +107,7 @@ def _purging(table: Table, pool: ProcessPoolExecutor) -> tuple[Any, ...]:
     return (
         statistics.median(alone),
         statistics.median(beside),
-        *(tuple(percentile([*each[kind]], 99) for each in both) for kind in (0, 1)),
+        *(tuple(_percentile(each[kind]) for each in both) for kind in (0, 1)),
         (len(calm), len(disturbed)),
     )
 
@@ -137,7 +131,7 @@ def _milliseconds(table: Table, is_over: Callable[[], bool]) -> list[tuple[float
     send()
     with Queue([table.backend()]) as queue:
         began = time.perf_counter()
-        for due in arrivals(RATE, SECONDS, seed=0):
+        for due in _arrivals():
             time.sleep(max(began + due - time.perf_counter(), 0))
             if is_over():
                 break
@@ -146,8 +140,19 @@ def _milliseconds(table: Table, is_over: Callable[[], bool]) -> list[tuple[float
     return taken
 
 
-def _as_markdown(sizes: list[Size], churned: dict[str, Any]) -> str:
-    """Two tables: the sizes, and the days of churn."""
+def _percentile(milliseconds: Iterable[float]) -> float:
+    """The value that 99 percent are at most; of few, the greatest."""
+    ordered = sorted(milliseconds)
+    return ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]
+
+
+def _arrivals() -> list[float]:
+    """When clients send who know nothing of each other."""
+    rng = random.Random(0)  # noqa: S311 -- to be repeated
+    return sorted(rng.uniform(0, SECONDS) for _ in range(round(RATE * SECONDS)))
+
+
+def _as_markdown(sizes: list[Size]) -> str:
     titles = ("Records", "Table and indexes", "First request", "Replay", "Purge, records a second",
               "beside first requests", "their 99th percentile")  # fmt: skip
     rows = [_row(titles), _row(["---:"] * len(titles))]
@@ -158,12 +163,7 @@ def _as_markdown(sizes: list[Size], churned: dict[str, Any]) -> str:
             f"{size.purge:,.0f}", f"{size.purge_beside:,.0f}",
             f"{calm:.2f} → {beside:.2f} ms ({beside / calm:.2f} ×)",
         ]))  # fmt: skip
-    names = list(churned["sizes"][0])
-    rows += ["", _row([f"Days of {churned['records']:,} records", *names])]
-    rows.append(_row(["---:"] * (len(names) + 1)))
-    for day, each in enumerate(churned["sizes"], 1):
-        rows.append(_row([str(day), *(f"{each[name] / 1e6:,.1f} MB" for name in names)]))
-    return "\n".join([*rows, "", f"{churned['hot']:.2%} of the updates touched no index."])
+    return "\n".join(rows)
 
 
 def _row(cells: Iterable[str]) -> str:

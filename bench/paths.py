@@ -16,7 +16,7 @@ Send = Callable[[], None]
 
 PATIENCE_SECONDS = 20.0
 """How long a request may take to reach its view, and Redis to reply: usually it is left alone after a
-tenth of a second, and other paths would be measured. Longer than any machine is slow."""
+twentieth of a second, and other paths would be measured. Longer than any machine is slow."""
 
 
 class Shops:

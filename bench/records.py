@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, repeat
 from typing import Any
 
@@ -40,9 +40,9 @@ _COPY = f"""INSERT INTO {NAME} ({", ".join(COLUMNS)}) SELECT {{values}}
 class Database:
     """An application on a database of its own, and a connection beside it."""
 
-    def __init__(self, url: str, during: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.client = make_client(url, during=during)
+        self.client = make_client(url)
         self._app = self.client.application
         self._connection = psycopg2.connect(servers.plain_dsn(url))
         self._connection.autocommit = True
@@ -107,9 +107,10 @@ class Table(Database):
     def _copy(self, records: int, low: float, high: float, step: int) -> None:
         """Add copies that expire in ``low`` to ``high`` hours; each ``step``th gets a known key."""
         later = "completed.{0} + later"
-        values = columns(later) | {
-            "key": f"coalesce(known.key, substring(sha256(int8send(n)) for {KEY_BYTES}))"
-        }
+        values = {
+            name: later.format(name) if isinstance(kind, DateTime) else f"completed.{name}"
+            for name, kind in COLUMNS.items()
+        } | {"key": f"coalesce(known.key, substring(sha256(int8send(n)) for {KEY_BYTES}))"}
         given = {"records": records, "low": low, "high": high, "step": step, "made": self._made}
         self.ask(_COPY.format(values=", ".join(values.values())), given)
         self._made += records
@@ -117,14 +118,6 @@ class Table(Database):
     def _settle(self) -> None:
         self.ask(f"VACUUM (ANALYZE) {NAME}")
         self.ask("CHECKPOINT")
-
-
-def columns(time: str) -> dict[str, str]:
-    """The expression for each column of a copy: those that are times are to be ``time``."""
-    return {
-        name: time.format(name) if isinstance(kind, DateTime) else f"completed.{name}"
-        for name, kind in COLUMNS.items()
-    }
 
 
 def _shuffled(keys: list[str]) -> Iterator[str]:

@@ -31,13 +31,6 @@ class Figure:
             return "within"
         return "**over**" if round(low, 2) > budget else "unclear"
 
-    def reaches(self, goal: float) -> str:
-        """The same for what should be at least the goal."""
-        low, high = self._reach
-        if round(low, 2) >= goal:
-            return "reached"
-        return "**missed**" if round(high, 2) < goal else "unclear"
-
     @property
     def _reach(self) -> tuple[float, float]:
         low, high = (self.value if each is None else each for each in (self.low, self.high))

@@ -15,7 +15,7 @@ import redis
 
 import servers
 
-from . import footprint
+from . import footprint, throughput
 from .budgets import (
     BASE,
     BUDGETS,
@@ -30,6 +30,7 @@ from .budgets import (
     PROCESSOR,
     RECORD,
     REDIS,
+    THROUGHPUT,
     TIME,
     WAITED,
     WORKER,
@@ -123,6 +124,13 @@ class Run:
                         elapsed, _ = self._in_turns(shops, name, max(rounds // 10, 1), network)
                         self.figures[name][what] = elapsed.ratio
         self.notes.append(f"network: {wanted()}")
+
+    def throughput(self, _rounds: int) -> None:
+        """Time for each request where eight clients send them to gunicorn."""
+        urls = self._database_urls["hybrid"], self._database_urls["unprotected"]
+        for name, figure in throughput.measure(*urls, self._redis_url).items():
+            self.figures[name][THROUGHPUT] = figure
+        self.notes.append(f"throughput: {wanted()}")
 
     def bytes(self, _rounds: int) -> None:
         """What a record takes on disk."""

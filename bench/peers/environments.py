@@ -21,20 +21,20 @@ class NotInstalled(Exception):
     """A package could not be installed: the last line of pip's error."""
 
 
-def python(name: str, requirements: tuple[str, ...], shared: tuple[str, ...] = SHARED) -> Path:
+def python(name: str, requirements: tuple[str, ...]) -> Path:
     """The interpreter of the environment ``name``; the present one if nothing is required."""
     if not requirements:
         return Path(sys.executable)
     folder = FOLDER / name
     program, done = folder / "bin" / "python", folder / "installed.txt"
     here = "\n".join(sorted({f"{one.name}=={one.version}" for one in distributions()}))
-    wanted = "\n".join([*shared, *requirements, here])
+    wanted = "\n".join([*SHARED, *requirements, here])
     if not done.exists() or done.read_text(encoding="utf-8") != wanted:
         _run(sys.executable, "-m", "venv", "--clear", str(folder))
         constraints = folder / "constraints.txt"
         constraints.write_text(here, encoding="utf-8")
         pip = (str(program), "-m", "pip", "install", "-q", "--disable-pip-version-check")
-        _run(*pip, "-c", str(constraints), *shared, *requirements)
+        _run(*pip, "-c", str(constraints), *SHARED, *requirements)
         done.write_text(wanted, encoding="utf-8")
     return program
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import churn, records
+from bench import records
 from bench.records import NAME, Table
 
 pytestmark = pytest.mark.of_tests
@@ -40,11 +40,3 @@ def test_a_purge_deletes_those_that_were_added_expired(table):
     assert table.purge() == 300
     table.first()()
     assert table.ask(f"SELECT count(*) FROM {NAME}") == RECORDS + 1
-
-
-def test_a_turnover_replaces_all_records(postgres):
-    per_hour = 10
-    found = churn.measure(postgres, per_hour * churn.HOURS, 2)
-    assert found["records"] == per_hour * (churn.HOURS - 1), "those of the last hour have just gone"
-    assert [set(sizes) for sizes in found["sizes"]] == [set(found["sizes"][0])] * 2
-    assert min(found["sizes"][0].values()) > 0

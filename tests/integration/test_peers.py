@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients import callers
-from bench.clients import run as clients
 from bench.peers import crashes
 from bench.peers.process import Died, Place, Running
 from bench.peers.table import CONTENDERS, PACKAGES
@@ -53,23 +51,3 @@ def test_every_file_in_apps_is_compared_and_every_package_pinned():
     assert apps == {each.app for each in CONTENDERS.values()}
     assert {each.package for each in CONTENDERS.values()} == set(PACKAGES)
     assert all("==" in one for each in PACKAGES.values() for one in each.requirements)
-
-
-@pytest.mark.parametrize("client", ["ours_requests", "ours_httpx"])
-def test_a_client_meets_a_server_that_fails(client):
-    fault = "connection reset after the request, once"
-    measured = clients.measure(Path(sys.executable), client, fault)
-    assert (measured.outcome, measured.attempts, measured.keys) == ("201", 2, 1)
-    [retry] = [line for line in measured.log if line[1] == "flask_idempotency.client"]
-    assert "canary" not in "".join(retry)
-
-
-def test_a_hundred_calls_wait_for_nothing():
-    measured = clients.measure(Path(sys.executable), "ours_requests", clients.AT_ONCE, 100)
-    assert 100 < measured.attempts < 300, "the budget ends the storm"
-
-
-def test_every_client_that_is_compared_has_its_call_and_is_pinned():
-    assert {name for name in clients.CLIENTS if not hasattr(callers, name)} == set()
-    others = [requirements[0] for name, (_, requirements) in clients.CLIENTS.items() if requirements]
-    assert [one for one in others if "==" not in one] == ["requests"], "as here, by the constraints"

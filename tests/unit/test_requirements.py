@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from bench.clients.run import CLIENTS
 from bench.peers.table import CONTENDERS, PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -122,14 +121,13 @@ def test_the_package_imports_what_it_requires():
                 "tests",
             ],
         ),
-        ("bench", ["flask_idempotency", "servers", "bench"]),
         ("docs", ["flask_idempotency", "docs"]),
         ("lint", ["flask_idempotency", "servers", "tests/typing"]),
     ],
 )
 def test_a_group_is_enough_alone(group, folders):
     """What is documented and checked is imported, so these need the extras of the package."""
-    lazy = {"docs": {"cryptography"}, "test": {"matplotlib"}}  # imported when it is used
+    lazy = {"docs": {"cryptography"}}  # imported when it is used
     known = names(group) | lazy.get(group, set())
     missing = {path.name: imported(path) - known - in_its_own(path) for path in files(*folders)}
     assert {name: what for name, what in missing.items() if what} == {}
@@ -139,14 +137,12 @@ def in_its_own(path: Path) -> set[str]:
     """What the bench installs into environments of their own for what it compares."""
     packages = [PACKAGES[one.package] for one in CONTENDERS.values() if one.app == path.stem]
     needed = [one.requirements for one in packages]
-    if path == ROOT / "bench/clients/callers.py":
-        needed = [requirements for _name, requirements in CLIENTS.values()]
     return {Requirement(each).name for requirements in needed for each in requirements}
 
 
 def test_the_groups_are_not_in_the_metadata():
     assert set(GROUPS) & set(_setup["options.extras_require"]) == set()
-    assert set(GROUPS) == {"test", "bench", "lint", "docs", "release"}
+    assert set(GROUPS) == {"test", "lint", "docs", "release"}
 
 
 def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():
