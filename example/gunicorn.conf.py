@@ -39,12 +39,6 @@ _metrics = None
 if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # it is, when gunicorn reads this file again
     _metrics = os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="shop-metrics-")
 
-from prometheus_client import multiprocess  # noqa: E402
-
-
-def child_exit(_server, worker):
-    multiprocess.mark_process_dead(worker.pid)
-
 
 def on_exit(_server):
     if _metrics:

@@ -54,7 +54,7 @@ def create_app() -> Flask:
 
 
 def watch(state: AppState) -> None:
-    """Note what an engine does. Its own ports are timed for ``/metrics``, and stay behind ours."""
+    """Note what an engine does."""
     claims, engine = Claims(), state.engine
     records: Any = WatchedRecords(engine._records, claims)
     lock: Any = WatchedLock(engine._lock, claims)

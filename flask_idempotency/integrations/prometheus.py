@@ -14,23 +14,20 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from flask import Flask
 
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Lock, NoLock, Records
 from flask_idempotency.operate.find import overview_of
 from flask_idempotency.web import signals
-from flask_idempotency.web.setup.state import app_state, engine_on, one_state
+from flask_idempotency.web.setup.state import app_state, one_state
 from flask_idempotency.web.signals import Event
 
-from .timed import Observe, TimedLock, TimedRecords
-
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ImportError as error:
     raise ImportError(
@@ -41,10 +38,6 @@ except ImportError as error:
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60)
 """Buckets for views: from one that inserts a row to one that waits for another service until its lease
 of 60 s is over. The alert's threshold of 15 s is a bound, so that its quantile is no guess."""
-
-STORE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
-"""Buckets for a verb of the store: from a round trip inside one machine, over one between data centres,
-to where time-outs end it."""
 
 FRESH_SECONDS = 10.0
 """How long the same numbers of the records are told again. The usual interval of scrapes is 15 s: each
@@ -70,17 +63,13 @@ def export_metrics(app: Flask, *, registry: CollectorRegistry = REGISTRY) -> Non
 
     Raises ``ConfigurationError`` before ``init_app``, and for the second call with an application.
     """
-    state = app_state(app)
+    app_state(app)
     if _EXTENSION in app.extensions:
         raise ConfigurationError("export_metrics() was called for this application before")
     series = _series.get(registry)
     if series is None:
         series = _series[registry] = _Series(registry)
     app.extensions[_EXTENSION] = _Receiver(series, app)
-    for each in state.binds.values():
-        records = TimedRecords(each.records, series.observer, series.gauge)
-        lock = each.lock if isinstance(each.lock, NoLock) else TimedLock(each.lock, series.observer)
-        each.engine = engine_on(each, cast("Records", records), cast("Lock", lock))
 
 
 class _Series:
@@ -89,7 +78,6 @@ class _Series:
     def __init__(self, registry: CollectorRegistry) -> None:
         of: dict[str, Any] = {"namespace": "idempotency", "registry": registry}
         counter: Callable[..., Counter] = partial(Counter, **of)
-        gauge: Callable[..., Gauge] = partial(Gauge, multiprocess_mode="livesum", **of)
         histogram: Callable[..., Histogram] = partial(Histogram, **of)
         operation = ("operation",)
         what = "Requests to protected views, by what became of them"
@@ -103,21 +91,14 @@ class _Series:
         self.execution_seconds = histogram("execution_seconds", what, operation, buckets=SECONDS)
         what = "How long replays and rejections took"
         self.response_seconds = histogram("response_seconds", what, operation, buckets=SECONDS)
-        self.in_progress = gauge("in_progress", "Attempts that are running", operation)
         what = "Operations that were run again because they were begun and not finished"
         self.takeovers = counter("takeovers", what, operation)
-        what, labels = "How long the verbs of the lock and of the records took", ("part", "verb")
-        self.store_seconds = histogram("store_seconds", what, labels, buckets=STORE_SECONDS)
         what = "How often the lock or the records failed"
         self.store_failures = counter("store_failures", what, ("part",))
         for part in ("lock", "records"):
             self.store_failures.labels(part)
         # prometheus_client looks a child up in ten calls.
-        self.observer: Callable[[str, str], Observe] = cache(
-            lambda part, verb: self.store_seconds.labels(part, verb).observe
-        )
         self.of = cache(lambda operation: _Operation(self, operation))
-        self.gauge = cache(lambda operation: self.of(operation).in_progress)
 
 
 class _Receiver:
@@ -161,7 +142,6 @@ class _Operation:
         for outcome in _COUNTED:
             self._requests(outcome, "")
         self._requests("unprotected", StoreUnavailable.type)
-        self.in_progress = series.in_progress.labels(name)
         self.takeovers = series.takeovers.labels(name)
         ran = series.execution_seconds.labels(name).observe
         responded = series.response_seconds.labels(name).observe

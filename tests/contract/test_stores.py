@@ -1,14 +1,12 @@
 """One contract, four stores; that of Redis on fakeredis, too."""
 
 import fakeredis
-import prometheus_client
 import pytest
 import redis
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
-from flask_idempotency.integrations.timed import TimedRecords
 from flask_idempotency.stores.redis.records import RedisRecords
 from tests.contract.suite import StoreContract
 from tests.drivers import EACH
@@ -85,17 +83,3 @@ class TestPostgres(OnPostgres):
     @pytest.fixture
     def store(self):
         return "postgres"
-
-
-class TestSqliteTimed(OnSqlite):
-    """Also behind what measures it, a store is the same store."""
-
-    @pytest.fixture
-    def app(self, tmp_path):
-        return make(tmp_path, IDEMPOTENCY_STORE="sql")
-
-    @pytest.fixture
-    def records(self, app, engine):
-        gauge = prometheus_client.Gauge("held", "held", registry=None)
-        own = app.extensions["idempotency"].records
-        return TimedRecords(own, lambda _part, _verb: bool, lambda _operation: gauge)

@@ -53,7 +53,7 @@ def test_a_stopped_database_executes_nothing(own_postgres, stoppable, add_view, 
     assert world.post(key="before").headers["Idempotent-Replayed"] == "true"
 
 
-def test_a_stopped_database_is_counted_and_timed(own_postgres, stoppable, add_view):
+def test_a_stopped_database_is_counted(own_postgres, stoppable, add_view):
     world, registry = stoppable(), CollectorRegistry()
     export_metrics(world.app, registry=registry)
     add_view(world)
@@ -64,8 +64,6 @@ def test_a_stopped_database_is_counted_and_timed(own_postgres, stoppable, add_vi
         for part in ("records", "lock")
     ]
     assert failures == [1, 0]
-    claims = {"part": "records", "verb": "claim"}
-    assert registry.get_sample_value("idempotency_store_seconds_count", claims) == 1
 
 
 def ask(world):

@@ -13,10 +13,22 @@ import servers
 from flask_idempotency import ConfigurationError, idempotent
 from flask_idempotency.integrations import prometheus
 from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector
-from flask_idempotency.testing import Clock
 from tests.docs.pages import ROOT, blocks
 from tests.log import ours
 from tests.waiting import wait_until
+
+
+class Clock:
+    """Seconds that go by when a test says so."""
+
+    def __init__(self):
+        self._seconds = 0.0
+
+    def __call__(self):
+        return self._seconds
+
+    def advance(self, seconds):
+        self._seconds += seconds
 
 
 @pytest.fixture

@@ -19,14 +19,6 @@ def post_fork(server: Any, worker: Any) -> None:
         extensions.set_wait_callback(_wait)
 
 
-def child_exit(server: Any, worker: Any) -> None:
-    """In the parent, when a worker has ended, however it ended."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        from prometheus_client.multiprocess import mark_process_dead
-
-        mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
-
-
 def _wait(connection: Any) -> None:
     """Let other greenlets run while psycopg2 waits; the same as psycogreen does."""
     from gevent.socket import wait_read, wait_write
