@@ -186,7 +186,7 @@ def test_only_where_a_store_is_made_is_it_asked_which_it_is():
     """
     made = {"extension", "web.setup.settings", "web.setup.environment"}
     asking = {name for name in FILES if WHICH_STORE.search(FILES[name].read_text())}
-    assert asking == made | {"integrations.prometheus", "testing.age", "testing.external"}
+    assert asking == made | {"testing.age", "testing.external"}
 
 
 def test_the_house_has_these_rooms():
