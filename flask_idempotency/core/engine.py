@@ -159,10 +159,8 @@ class InProgress:
 class Interrupted:
     """The operation started, its lease is over, and nobody knows how far it got.
 
-    Or, if it ``is_spent``, it was begun as often as the claim allows.
+    Or it was begun as often as the claim allows.
     """
-
-    is_spent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +304,8 @@ class Engine:
             case Next.ASK_ROUTE:
                 is_tried = runs_again(cast("Record", record), policy, claim.retried_seconds)
                 return None if is_tried else Interrupted()
-            case Next.HOLD:
-                return Interrupted(is_spent=True)
+            case Next.GIVE_UP if situation(record) is Situation.INTERRUPTED:
+                return Interrupted()
             case _:
                 return None
 
@@ -333,7 +331,7 @@ class Engine:
         if hold is None:
             return None
         hold.abandon()
-        return Interrupted(is_spent=True)
+        return Interrupted()
 
     def _replay(self, record: Record, claim: Claim) -> Replay:
         is_unknown = claim.fingerprint.matches(record.fingerprint) is None

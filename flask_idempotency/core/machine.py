@@ -17,7 +17,7 @@ alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether
 ``runs_again``. Nothing else in the package decides.
 
 A route may limit how often an operation is begun. Then the request that would begin it once more makes
-it interrupted instead, and every later one leaves it so, whatever the route says: ``SPENT``.
+it interrupted instead, and every later one leaves it so, whatever the route says: ``GIVE_UP``.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Next(Enum):
     ASK_ROUTE = "do what the route says about interrupted operations"
     REPLAY = "replay the stored response"
     REFUSE = "reject: the key was used for another request"
-    GIVE_UP = "make it interrupted: it was begun often enough"
-    HOLD = "leave it to an operator: it was begun often enough"
+    GIVE_UP = "leave it to an operator: it was begun often enough"
 
 
 NEXT: dict[tuple[Situation, Comparison], Next] = {
@@ -86,9 +85,6 @@ NEXT: dict[tuple[Situation, Comparison], Next] = {
     (Situation.COMPLETED, Comparison.UNKNOWN): Next.REPLAY,
 }
 """Missing cells are impossible: an absent record has no fingerprint to compare with."""
-
-SPENT = {Next.TAKE_OVER: Next.GIVE_UP, Next.ASK_ROUTE: Next.HOLD}
-"""What is done in place of another attempt at an operation that was begun often enough."""
 
 
 class Phase(_Cell):
@@ -146,16 +142,11 @@ def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
 
 def decide(record: Record | None, claim: Claim) -> Next:
     """Decide what a request with this claim does about this record. Nothing else decides."""
-    if record is None:
-        step = NEXT[Situation.ABSENT, Comparison.UNKNOWN]
-    else:
-        cell = situation(record), compare(record, claim.fingerprint)
-        step = NEXT[cell]
-        if step is Next.REPLAY or step is Next.REFUSE:
-            return step
-    if claim.max_attempts is not None and _is_spent(record, claim.max_attempts):
-        return SPENT.get(step, step)
-    return step
+    step = NEXT[situation(record), compare(record, claim.fingerprint)]
+    if record is None or record.expired or step not in (Next.TAKE_OVER, Next.ASK_ROUTE):
+        return step
+    is_spent = claim.max_attempts is not None and record.begun >= claim.max_attempts
+    return Next.GIVE_UP if is_spent else step
 
 
 def runs_again(record: Record, policy: object, seconds: float) -> bool:
@@ -168,8 +159,3 @@ def runs_again(record: Record, policy: object, seconds: float) -> bool:
     if policy == "retry" or record.released is not None:
         return record.age < seconds
     return policy != "hold"
-
-
-def _is_spent(record: Record | None, most: int) -> bool:
-    """Return True if the operation was begun ``most`` times. Expired: no."""
-    return record is not None and not record.expired and record.begun >= most

@@ -66,7 +66,7 @@ def is_given_up(response):
     """Whether it is held; anything else is a run's own failure."""
     if response.status_code == 409:
         assert response.json["type"] == INTERRUPTED
-        assert "too often" in response.json["detail"]
+        assert "an operator must decide" in response.json["detail"]
         assert "Retry-After" not in response.headers
     return response.status_code == 409
 

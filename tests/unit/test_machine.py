@@ -95,10 +95,9 @@ def test_every_pair_of_phases_of_an_attempt(phase, following):
 @pytest.mark.parametrize("spent", [False, True])
 def test_what_was_begun_often_enough_is_begun_no_more(how, match, spent):
     usual = NEXT[how, match]
-    instead = {Next.TAKE_OVER: Next.GIVE_UP, Next.ASK_ROUTE: Next.HOLD}
-    ends = spent and how is not Situation.EXPIRED
+    would_run = usual in (Next.TAKE_OVER, Next.ASK_ROUTE) and how is not Situation.EXPIRED
     found = record(how, FINGERPRINTS[match])
-    expected = instead.get(usual, usual) if ends else usual
+    expected = Next.GIVE_UP if spent and would_run else usual
     assert decide(found, replace(CLAIM, max_attempts=1 if spent else 2)) is expected
 
 

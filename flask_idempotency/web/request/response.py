@@ -86,8 +86,8 @@ def replayed(
             left = last_seconds if seconds is None else seconds
             # RFC 9110 section 10.2.3 knows no fractions.
             raise RequestInProgress(retry_after=max(1, math.ceil(left)))
-        case Interrupted(is_spent):
-            raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
+        case Interrupted():  # an atomic one is rolled back: nothing but its number can end it
+            raise OperationInterrupted(_SPENT if route.atomic else None)
         case impossible:
             assert_never(impossible)
 
