@@ -15,7 +15,7 @@ from .errors import LeaseLost, RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
 from .machine import Next, Situation, decide, runs_again, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
-from .process import FORKED
+from .process import FORKED, this_process
 from .records import Claim, Record, State, StoredResponse
 
 ROUNDS = 3
@@ -64,8 +64,8 @@ class _Patience:
 class Execution:
     """One attempt at an operation, from its claim to its end.
 
-    It belongs to the ``process`` that made the claim. In a child forked since, what would end it raises
-    ``LeaseLost``, and ``abandon`` does nothing.
+    It belongs to the process that made the claim, ``pid``. In a child forked since, what would end it
+    raises ``LeaseLost``, and ``abandon`` does nothing.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Execution:
         sealer: Sealer,
         found: Record | None = None,
     ) -> None:
-        self.hold, self.claim, self.process = hold, claim, claim.process
+        self.hold, self.claim, self.pid = hold, claim, claim.pid
         self.took_over = found is not None and not found.expired
         self.was_interrupted = found is not None and situation(found) is Situation.INTERRUPTED
         self.was_released = found is not None and found.released is not None
@@ -88,7 +88,7 @@ class Execution:
 
         ``waits``: see ``Lease.complete``. Errors: see ``Hold.complete``. After one, ``abandon``.
         """
-        if self.process.is_parent:
+        if self.pid != this_process():
             raise LeaseLost(FORKED)
         sealed = self._sealer.seal(response, self.claim)
         lock_is_told = self._lock.finish(self.claim)
@@ -104,7 +104,7 @@ class Execution:
 
     def release(self) -> None:
         """Give an operation with a lease back, so that the same key may try again."""
-        if self.process.is_parent:
+        if self.pid != this_process():
             raise LeaseLost(FORKED)
         cast("Lease", self.hold).release()
         self.abandon()
@@ -114,7 +114,7 @@ class Execution:
 
         Not ``at_once``: the lease runs out by itself.
         """
-        if self.process.is_parent:
+        if self.pid != this_process():
             return
         try:
             if at_once:
@@ -225,7 +225,7 @@ class Engine:
         finally:
             if patience is not None:
                 patience.end()
-            if mine and not isinstance(decision, Claimed) and not claim.process.is_parent:
+            if mine and not isinstance(decision, Claimed) and claim.pid == this_process():
                 match decision:
                     case Replay() | Mismatch(finished=True):
                         self._lock.finish(claim)()
@@ -244,13 +244,13 @@ class Engine:
 
     def _first_look(self, claim: Claim) -> Record | Hold | None:
         """The record, or a hold if there was none."""
-        if claim.process.is_parent:
+        if claim.pid != this_process():
             raise LeaseLost(FORKED)
         # None: somebody was first, between the two. Then there is something to look at.
         return self._records.look_or_claim(claim) or self._records.look(claim.key)
 
     def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
-        if claim.process.is_parent:  # the hold is, too
+        if claim.pid != this_process():  # the hold is, too
             raise LeaseLost(FORKED)
         return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, record))
 
@@ -311,7 +311,7 @@ class Engine:
 
     def _try(self, step: Next, record: Record | None, claim: Claim, mine: bool) -> Decision | None:
         """Try to get hold of the operation, if that is the next step."""
-        if claim.process.is_parent:
+        if claim.pid != this_process():
             raise LeaseLost(FORKED)
         hold: Hold | None = None
         match step:

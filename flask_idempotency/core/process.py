@@ -15,16 +15,5 @@ INHERITED = (
     " of its own (with app.app_context():) or after db.session.remove()"
 )
 
-
-class Process:
-    """The process that made this. ``is_parent`` is true of it in each child that was forked since."""
-
-    __slots__ = ("_pid",)
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    @property
-    def is_parent(self) -> bool:
-        """True in a child, whose parent goes on with what it has begun."""
-        return self._pid != os.getpid()
+this_process = os.getpid
+"""The number of the present process. What was begun under another number is its parent's."""

@@ -8,7 +8,7 @@ from enum import Enum
 
 from .errors import RecordBroken
 from .fingerprint import Fingerprint
-from .process import Process
+from .process import this_process
 
 SEALED = b"\x01"
 """The first byte of everything stored encrypted: its format. No text begins with it."""
@@ -96,7 +96,7 @@ class Claim:
     lease_seconds: float | None = None
     max_attempts: int | None = None
     retried_seconds: float = math.inf
-    process: Process = field(default_factory=Process, repr=False, compare=False)
+    pid: int = field(default_factory=this_process, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

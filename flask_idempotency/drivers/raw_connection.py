@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import NotAtomic
-from flask_idempotency.core.process import FORKED, Process
+from flask_idempotency.core.process import FORKED, this_process
 
 from . import driver_of
 from .port import IDLE, Answer, Driver, innermost
@@ -33,12 +33,14 @@ class RawConnection:
         self.is_spoiled = False  # used past us: nobody knows what is left on it
         self.engine = engine
         self.port = port or driver_of(engine.dialect)
-        self._process = Process()
+        self._pid = this_process()
         self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:
             driver = innermost(self.fairy.dbapi_connection)
             self.driver = driver
-            if self._process.is_parent:  # forked while this waited: the parent may have the same one
+            if (
+                self._pid != this_process()
+            ):  # forked while this waited: the parent may have the same one
                 raise self.port.Error(FORKED)
             self._autocommit: bool = driver.autocommit
             # What a listener of the pool set for the connection is kept.
@@ -88,7 +90,7 @@ class RawConnection:
         """Roll back what is open and give the connection back as it was taken, or throw it away."""
         if self.closed:
             return
-        if self._process.is_parent:
+        if self._pid != this_process():
             self.closed = True
             self._throw_away()
             return
@@ -114,7 +116,7 @@ class RawConnection:
     def _throw_away(self) -> None:
         if self.fairy.dbapi_connection is None:
             return
-        if self._process.is_parent:  # which goes on: nothing may be sent, not even that this ends
+        if self._pid != this_process():  # which goes on: nothing may be sent, not even that this ends
             self.fairy.detach()
         else:
             self.fairy.invalidate()

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, exc
 
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
-from flask_idempotency.core.process import Process
+from flask_idempotency.core.process import this_process
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 
@@ -32,7 +32,7 @@ class BorrowedTransaction:
     """
 
     def __init__(self, engine: Engine, *, waits: bool = True) -> None:
-        self._open, self._process = False, Process()
+        self._open, self._pid = False, this_process()
         try:
             self.connection: Connection = engine.connect()
         except exc.SQLAlchemyError as error:
@@ -110,7 +110,7 @@ class BorrowedTransaction:
         """Roll back what is open, and give the connection back. Does nothing the second time."""
         if self._open:
             self._open = False
-            if self._process.is_parent:
+            if self._pid != this_process():
                 _parents.append(self)
             else:
                 self._give_back()

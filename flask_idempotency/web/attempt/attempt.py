@@ -11,6 +11,7 @@ from flask import Response
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.machine import FOLLOWS, IllegalPhase, Phase
+from flask_idempotency.core.process import this_process
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.after_commit import call_all
@@ -111,7 +112,7 @@ class Attempt:
         self._go(Phase.OVER)
         self._waiting = None
         # Otherwise the request is rejected, or the parent of this process goes on with it.
-        if self._current.problem is None and not self._execution.process.is_parent:
+        if self._current.problem is None and self._execution.pid == this_process():
             self._tell_end()
         self._error = None  # its traceback leads here: a cycle would keep the request alive
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StepError, StoreUnavailable, sqlstate
 from flask_idempotency.core.ports import Lease, Step
-from flask_idempotency.core.process import FORKED, Process
+from flask_idempotency.core.process import FORKED, this_process
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsaved
@@ -74,7 +74,7 @@ class Steps:
         self._used: set[str] = set()
         self._running: set[str] = set()
         self._lock = threading.Lock()
-        self._process = Process()
+        self._pid = this_process()
 
     def run(self, name: str, call: Callable[[], Any], *, atomic: bool) -> Any:
         """See :meth:`Operation.step`."""
@@ -139,7 +139,7 @@ class Steps:
 
         Raises ``LeaseLost`` in a forked child.
         """
-        if self._process.is_parent:
+        if self._pid != this_process():
             raise LeaseLost(FORKED)
         if blocks_records(self._state):
             raise StepError(
@@ -187,7 +187,7 @@ class Steps:
 
         Raises ``LeaseLost`` in a forked child.
         """
-        if self._process.is_parent:
+        if self._pid != this_process():
             raise LeaseLost(FORKED)
         if not is_name(name):
             raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
@@ -252,7 +252,7 @@ class Steps:
         return result
 
     def _record(self, name: str, result: bytes, hold: Lease | Step) -> None:
-        if self._process.is_parent:  # forked in the step's function
+        if self._pid != this_process():  # forked in the step's function
             raise LeaseLost(FORKED)
         sealed = self._state.sealer.seal_bytes(result, self._claim.key, purpose(name))
         hold.record(name, sealed)
