@@ -260,21 +260,6 @@ def test_keys_in_no_order_or_that_are_read_once_are_refused(kind):
         set_up(IDEMPOTENCY_ENCRYPTION_KEYS=keys)
 
 
-@pytest.mark.parametrize("store", [object, lambda: None, lambda one, two: None])
-def test_a_store_that_takes_no_engine_is_named(store):
-    with pytest.raises(ConfigurationError, match="IDEMPOTENCY_STORE .*the engine of the bind"):
-        set_up(IDEMPOTENCY_STORE=store)
-
-
-def test_an_error_inside_a_store_of_ones_own_is_left_alone():
-    with pytest.raises(TypeError, match="of its own"):
-        set_up(IDEMPOTENCY_STORE=lambda engine: failing())
-
-
-def failing():
-    raise TypeError("of its own")
-
-
 def test_swapped_arguments_are_named():
     app, db = bare_app()
     with pytest.raises(ConfigurationError, match=r"app is .*SQLAlchemy.*allowed: a flask\.Flask"):
