@@ -49,10 +49,7 @@ def make_client(
         # Only here: what the import takes is measured, too.
         from flask_idempotency import Idempotency, idempotent
 
-        app.config.update(
-            IDEMPOTENCY_REDIS_URL=redis_url,
-            IDEMPOTENCY_PROBE_AFTER=60,  # until then Redis alone rejects duplicates
-        )
+        app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
         Idempotency(app, db, scope=None)
         app.post("/payments", endpoint="payments")(idempotent(pay))
         app.post("/held", endpoint="held")(idempotent(hold))

@@ -357,12 +357,11 @@ def _compose(
         lock = RedisLock(
             make_client,
             prefix,
-            probe_after=settings.probe_after,
             on_failure=lambda error: send(store_failed, app, Event("", error=error)),
         )
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
-    engine = IdempotencyEngine(records, lock, sealer, time, _max_waiters(settings, database))
+    engine = IdempotencyEngine(records, lock, sealer, time, _max_waiters(database))
     own, own_engine = records, database
     if isinstance(records, PostgresRecords):
         own, own_engine = records.apart(), records.messages.own.engine
@@ -388,10 +387,8 @@ def _compose(
     )
 
 
-def _max_waiters(settings: Settings, engine: Engine) -> int:
+def _max_waiters(engine: Engine) -> int:
     """At most half of a small pool is for those that wait: all other requests need the rest."""
-    if settings.max_waiters is not None:
-        return settings.max_waiters
     most = most_connections(engine)
     return MAX_WAITERS if most is None else min(MAX_WAITERS, most // 2)
 

@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Final, Protocol
 
+from flask_idempotency.core.storable import REPLAYED
+
 LATE: Final = "The response was still coming at the call's deadline."
 NO_END: Final = (
     "The response broke off in its headers, or the server does not say where it ends:"
@@ -39,13 +41,17 @@ class HasHeaders(Protocol):
         """By name, in upper or lower case."""
 
 
-def was_replayed(response: HasHeaders, header: str = "Idempotent-Replayed") -> bool:
+def was_replayed(response: HasHeaders) -> bool:
     """Return True if the response is the stored one of an earlier attempt.
 
     :param response: what requests or httpx gave.
-    :param header: the server's ``IDEMPOTENCY_REPLAYED_HEADER``.
     """
-    return response.headers.get(header, "").lower() == "true"
+    return is_replay(response.headers)
+
+
+def is_replay(headers: Mapping[str, str]) -> bool:
+    """Return True if a response with these headers is a stored one."""
+    return headers.get(REPLAYED, "").lower() == "true"
 
 
 def tells_its_end(status: int, headers: Mapping[str, str], *, method: str | None, empty: bool) -> bool:

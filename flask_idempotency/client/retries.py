@@ -33,7 +33,7 @@ from .allowed import (
 from .budget import RETRY, SUCCESS, RetryBudget
 from .keys import new_key
 from .permanent import is_permanent
-from .responses import problem_type, retry_after
+from .responses import is_replay, problem_type, retry_after
 
 log = Log("flask_idempotency.client")
 
@@ -125,7 +125,6 @@ class RetryPolicy:
     :param on_retry: called with a :class:`Retry` before each wait, in the thread or task of the call.
         What it raises ends the call, and is raised by it.
     :param header: the server's ``IDEMPOTENCY_HEADER``.
-    :param replayed_header: the server's ``IDEMPOTENCY_REPLAYED_HEADER``.
     :param sleep: waits; a test gives another.
     :param clock: seconds that only grow; a test gives another.
     :param random: between 0 and 1; a test gives another.
@@ -144,7 +143,6 @@ class RetryPolicy:
     budget: RetryBudget | None = field(default_factory=RetryBudget, compare=False)
     on_retry: Callable[[Retry], object] | None = None
     header: str = "Idempotency-Key"
-    replayed_header: str = "Idempotent-Replayed"
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
     random: Callable[[], float] = _chance
@@ -172,7 +170,7 @@ class RetryPolicy:
         A server error, even a 500, is worth another attempt, because an atomic operation that failed
         was rolled back; but not a stored one, which never changes.
         """
-        if headers.get(self.replayed_header, "").lower() == "true":
+        if is_replay(headers):
             return True
         if status == RequestInProgress.status:
             return problem_type(headers, body) != RequestInProgress.type
@@ -191,7 +189,6 @@ _ALLOWED: Final[Mapping[str, Rule]] = {
     "budget": ((RetryBudget, type(None)), lambda _value: True, "a RetryBudget, or None"),
     "on_retry": HOOK,
     "header": HEADER,
-    "replayed_header": HEADER,
     "sleep": CALLABLE,
     "clock": CALLABLE,
     "random": CALLABLE,

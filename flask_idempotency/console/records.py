@@ -91,7 +91,7 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
     steps, unreadable = shown_steps(state, key, found.steps)
     names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
-    headers = storable(stored.headers or (), ()) if stored else ()
+    headers = storable(stored.headers or ()) if stored else ()
     return page(
         "record.html",
         line=found.line,

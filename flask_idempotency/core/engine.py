@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 """How often a waiting request looks at a *leased* record. There is no row lock to wait for, and poolers
 drop notifications."""
 MAX_WAITERS = 4
-"""How many requests of a process wait at once, unless a setting says otherwise. Each occupies a thread
+"""How many requests of a process wait at once, unless the pool is small. Each occupies a thread
 and a connection; a gunicorn worker with eight threads can still serve others with half of them."""
 
 SETTLE_SECONDS = 0.1

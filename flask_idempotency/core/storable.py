@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 from .errors import (
@@ -18,6 +18,10 @@ from .records import Headers
 
 NOT_STORED = frozenset({401, 403, 408, 425, 429})
 """Responses about the caller or the moment, not about the operation: a retry may fare better."""
+
+REPLAYED = "Idempotent-Replayed"
+"""The response header that marks a replay, with the value ``true``: the name that clients of other
+payment APIs know."""
 
 TRACEPARENT = "flask-idempotency-traceparent"
 """The name of the stored line that says, as a W3C ``traceparent``, which trace the view ran in."""
@@ -40,6 +44,7 @@ NEVER_STORED = frozenset(
         "transfer-encoding",
         "upgrade",
         TRACEPARENT,
+        REPLAYED.lower(),
         # Follows from the body, and would be wrong in a replay to HEAD or behind another server.
         "content-length",
     }
@@ -116,13 +121,13 @@ def is_stored_by_default(status: int, atomic: bool = True) -> bool:
     return status not in NOT_STORED if status < 500 else not atomic
 
 
-def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:
+def storable(headers: Iterable[tuple[str, str]]) -> Headers:
     """The headers that may be stored, and that may be sent if somebody else stored them.
 
-    All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names (also hop by
-    hop), and what no HTTP message can carry.
+    All but :data:`NEVER_STORED`, what ``Connection`` names (also hop by hop), and what no HTTP message
+    can carry.
     """
-    lines, dropped = [], {*NEVER_STORED, *unstored}
+    lines, dropped = [], {*NEVER_STORED}
     for name, value in headers:
         if name.lower() == "connection":
             dropped.update(map(str.strip, value.lower().split(",")))

@@ -20,7 +20,7 @@ from flask_idempotency.core.errors import (
     Retryable,
 )
 from flask_idempotency.core.keys import KEY_SYNTAX, MAX_LENGTH
-from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.core.storable import REPLAYED, is_stored_by_default
 from flask_idempotency.web.request.response import MEDIA_TYPE
 from flask_idempotency.web.setup.options import REQUIRED, Route
 from flask_idempotency.web.setup.routes import protected_routes
@@ -83,7 +83,7 @@ def _complete(state: AppState, path: str, operations: Mapping[str, Any], shared:
             response = _own(responses, code, shared) if _is_stored(code) else None
             if response is not None and response.get("content") != problem:
                 headers = response.setdefault("headers", {})
-                headers.setdefault(state.settings.replayed_header, deepcopy(_REPLAYED))
+                headers.setdefault(REPLAYED, deepcopy(_REPLAYED))
         _add_responses(responses, state, protected.route, shared)
 
 

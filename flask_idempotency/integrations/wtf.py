@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import current_app
 from markupsafe import Markup
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.web.request.forms import new_value
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web.request.forms import FIELD, new_value
 
 try:
     from wtforms import HiddenField
@@ -23,7 +21,7 @@ except ImportError as error:
 class IdempotencyField(HiddenField):
     """A hidden field that is the form's idempotency key; ``form.hidden_tag()`` renders it too.
 
-    Its name in the form must be the one of ``IDEMPOTENCY_FORM_FIELD``. ``endpoint`` is that of
+    Its name in the form must be ``idempotency_key``. ``endpoint`` is that of
     ``idempotency_field``. It needs no validator: the protected view checks it before the form exists.
     Each rendering has a new key, never the one that was sent: a form shown again for correction is
     another operation.
@@ -38,10 +36,9 @@ class IdempotencyField(HiddenField):
 
     def __call__(self, **options: object) -> Markup:
         """The field as HTML. Raises ``ConfigurationError`` if it does not have the configured name."""
-        name = app_state(current_app).settings.form_field
-        if self.name != name:
+        if self.name != FIELD:
             raise ConfigurationError(
-                f"the IdempotencyField is called {self.name!r}, but IDEMPOTENCY_FORM_FIELD is {name!r}"
+                f"the IdempotencyField is called {self.name!r}; allowed: {FIELD!r}"
             )
         return super().__call__(**{"autocomplete": "off", **options})
 

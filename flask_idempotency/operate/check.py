@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
-from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
@@ -49,7 +48,6 @@ def _examine_servers(state: AppState) -> Iterator[Finding]:
     except Exception as error:  # a listener's
         ready, bad = False, f"a listener on the engine raised {type(error).__name__}: {reason(error)}"
         yield Finding("FAILED", "listener", bad, FOR_LISTENERS)
-    yield from _examine_waiters(state)
     if ready:
         yield from _examine_keys(state, store)
         yield from _examine_claim(state, store)
@@ -65,15 +63,6 @@ def _examine_servers(state: AppState) -> Iterator[Finding]:
             yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
     if "Redis" not in told:  # neither as a lock nor for the records
         yield Finding("ok", "Redis", "not used")
-
-
-def _examine_waiters(state: AppState) -> Iterator[Finding]:
-    """Advise if those that wait for others may take too many of the pool's connections."""
-    chosen, most = state.settings.max_waiters, most_connections(state.database)
-    if chosen is not None and most is not None and chosen > most // 2:
-        text = f"IDEMPOTENCY_MAX_WAITERS is {chosen}, and the engine's pool opens {most} connections"
-        remedy = "make it at most half of them: all other requests need the rest"
-        yield Finding("advice", "waiters", text, remedy)
 
 
 def _examine_keys(state: AppState, store: Admin) -> Iterator[Finding]:

@@ -197,7 +197,7 @@ def given_response(
     for line in given:
         name, colon, value = line.partition(":")
         pair = name.strip(), value.strip()
-        if not colon or not storable([pair], state.settings.unstored_headers):
+        if not colon or not storable([pair]):
             raise IdempotencyError(f"the header {name!r} is malformed, or one that is never stored")
         lines.add(*pair)
     if len(lines.getlist("Content-Type")) > 1:

@@ -18,6 +18,7 @@ from werkzeug.test import TestResponse
 
 from flask_idempotency.core.errors import ConfigurationError, KeyReused
 from flask_idempotency.core.keys import uuid7
+from flask_idempotency.core.storable import REPLAYED
 from flask_idempotency.web.setup.routes import hidden_route, name_of, refuse_misplaced, route_of
 
 from .check import TIMEOUT_SECONDS, Check
@@ -197,9 +198,9 @@ class RequestCheck(Check[TestResponse]):
         if "?" in path and "query_string" not in kwargs:  # apart, so that a changed request replaces it
             self._path, _, query = path.partition("?")
             self._kwargs = {**kwargs, "query_string": query}
-        self._replayed, self._header = self.state.settings.replayed_header, self.state.settings.header
+        self._header = self.state.settings.header
         self._key = Headers(kwargs.get("headers")).get(self._header) or f'"{_new_key()}"'
-        self._ignored = {"date", "server", "set-cookie", self._replayed.lower()}
+        self._ignored = {"date", "server", "set-cookie", REPLAYED.lower()}
         self._ignored.update(name.lower() for name in ignore_headers)
         self.outside = self._unprotected() or OUTSIDE
         self.is_held = False  # the operation is interrupted, and nobody runs it again
@@ -242,7 +243,7 @@ class RequestCheck(Check[TestResponse]):
 
     def _is_replay(self, response: TestResponse) -> bool:
         """Return True if it is marked as one, or the response is that has redirected to it."""
-        return any(self._replayed in each.headers for each in (response, *response.history))
+        return any(REPLAYED in each.headers for each in (response, *response.history))
 
     def is_not_misplaced(self) -> None:
         """Fail if the protection stands above the route, or is switched off: it protects nothing."""
@@ -323,7 +324,7 @@ class RequestCheck(Check[TestResponse]):
             self.fail(f"{what} got another response than the first request", hint, *found)
         if not self._is_replay(response) and not self.is_held:
             hint = self._unprotected() or UNREPLAYED
-            self.fail(f"{what} got {shown(response)}, without the header {self._replayed}", hint)
+            self.fail(f"{what} got {shown(response)}, without the header {REPLAYED}", hint)
 
     def is_rejected(self, response: TestResponse) -> None:
         """The key belongs to another request."""

@@ -3,7 +3,7 @@
 An exception that no error handler catches stands for the worker's death. It leaves what a killed
 process leaves: before the commit everything is rolled back, after it everything is there, and the lock
 or the marker stays in Redis. The retry counts as one that comes late enough: the lock of the dead is
-older than ``IDEMPOTENCY_PROBE_AFTER``, and its lease is over.
+older than a second, and its lease is over.
 """
 
 from __future__ import annotations

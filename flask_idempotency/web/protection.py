@@ -216,7 +216,7 @@ def _answer(
         )
     if state.tracing is not None:
         state.tracing.link(found.response)
-    response = replay(state.app, found.response, state.settings)
+    response = replay(state.app, found.response)
     current.is_replay = True
     conclude(state.app, operation_replayed, told, attempt=found.attempt, status=found.response.status)
     return response

@@ -14,7 +14,7 @@ import requests
 
 from tests.acceptance.conftest import Shop
 
-PROBE_AFTER = 1.0  # the default of IDEMPOTENCY_PROBE_AFTER, in seconds
+PROBE_AFTER = 1.0  # how many seconds a lock in Redis counts as its owner's sign of life
 
 
 @pytest.fixture(scope="module")

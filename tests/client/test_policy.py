@@ -44,7 +44,6 @@ class TestRetryPolicy:
             ("methods", [None], METHODS),
             ("header", "", "the name of an HTTP header"),
             ("header", "Idempotency Key", "the name of an HTTP header"),
-            ("replayed_header", "Idempotent-Replayed:", "the name of an HTTP header"),
             ("permanent", (OSError(),), "a tuple of exception classes"),
         ],
     )
@@ -64,7 +63,6 @@ class TestRetryPolicy:
             ("backoff", "x", "a number of seconds, 0 or more"),
             ("backoff_max", None, "a number of seconds, 0 or more"),
             ("header", None, "the name of an HTTP header"),
-            ("replayed_header", b"Replayed", "the name of an HTTP header"),
             ("methods", "POST", METHODS),
             ("methods", None, METHODS),
             ("budget", 500, "a RetryBudget, or None"),

@@ -10,14 +10,18 @@ from redis import Redis
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.redis.lock import LOCK_SECONDS, MARKER_SECONDS, RedisLock
+from flask_idempotency.stores.redis.lock import (
+    LOCK_SECONDS,
+    MARKER_SECONDS,
+    PROBE_AFTER_SECONDS,
+    RedisLock,
+)
 from tests.log import ours
 
 SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)
 FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
 SECOND, THIRD = replace(FIRST, owner="2" * 22), replace(FIRST, owner="3" * 22)
 CHANGED = replace(SECOND, fingerprint=OTHER)
-PROBE_SECONDS = 1.0
 
 
 @pytest.fixture(params=["server", "fakeredis"])
@@ -35,7 +39,7 @@ def client(request):
 @pytest.fixture
 def lock(client):
     failures = []
-    yield RedisLock(lambda: client, "shop:", probe_after=PROBE_SECONDS, on_failure=failures.append)
+    yield RedisLock(lambda: client, "shop:", on_failure=failures.append)
     assert failures == []
 
 
@@ -63,9 +67,9 @@ def test_a_changed_request_asks_the_records(lock):
 def test_a_lock_older_than_the_probe_age_is_not_trusted(lock, client):
     lock.acquire(FIRST)
     name = the_only(client)
-    client.pexpire(name, int((LOCK_SECONDS - PROBE_SECONDS) * 1000 + 500))
+    client.pexpire(name, int((LOCK_SECONDS - PROBE_AFTER_SECONDS) * 1000 + 500))
     assert lock.acquire(SECOND) is Glance.BUSY
-    client.pexpire(name, int((LOCK_SECONDS - PROBE_SECONDS) * 1000))
+    client.pexpire(name, int((LOCK_SECONDS - PROBE_AFTER_SECONDS) * 1000))
     assert lock.acquire(SECOND) is Glance.ASK
 
 
@@ -141,7 +145,6 @@ def test_each_failure_is_told_and_a_line_says_when_they_began_and_ended(monkeypa
     lock = RedisLock(
         lambda: fakeredis.FakeRedis(server=server),
         "shop:",
-        probe_after=PROBE_SECONDS,
         on_failure=lambda _error: told.append("failed"),
     )
     for server.connected in (True, False, False, True, True):

@@ -20,9 +20,7 @@ class Shop:
 
     def __init__(self, store, uri, redis_url, **config):
         self.app = Flask("shop")
-        self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE=store, IDEMPOTENCY_PROBE_AFTER=0, **config
-        )
+        self.app.config.update(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE=store, **config)
         if store in ("redis", "hybrid"):
             self.app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
         self.db = make_db()
@@ -63,7 +61,7 @@ def store(request):
 
 
 @pytest.fixture
-def shop(store, tmp_path, databases, redis_server):
+def shop(store, tmp_path, databases, redis_server, probing_at_once):
     on_postgres = store in ("hybrid", "postgres")
     uri = databases.take() if on_postgres else f"sqlite:///{tmp_path}/shop.db"
     shop = Shop(store, uri, redis_server.url)

@@ -38,7 +38,7 @@ def names(
 
 
 @pytest.fixture
-def page(names: dict[str, Any]) -> Callable[..., Page]:
+def page(names: dict[str, Any], probing_at_once: None) -> Callable[..., Page]:
     """Puts a how-to page into the application."""
     return lambda name, of="": Page(name, names, of)
 

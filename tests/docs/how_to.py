@@ -19,7 +19,7 @@ class Page:
 
     def __init__(self, name: str, names: dict[str, Any], of: str = "") -> None:
         self.names, self.app, self.db = names, names["app"], names["db"]
-        self.app.config.update(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
+        self.app.config["PROPAGATE_EXCEPTIONS"] = False
         self.app.before_request(self._sign_in)
         path = ROOT / "docs" / name
         for block in apps(path)[of]:

@@ -133,11 +133,10 @@ class TestItsCode:
         return importlib.import_module("shop")
 
     @pytest.fixture
-    def app(self, shop, postgres, redis_server) -> Iterator[Any]:
+    def app(self, shop, postgres, redis_server, probing_at_once) -> Iterator[Any]:
         app = shop.create_app(
             SQLALCHEMY_DATABASE_URI=postgres.database("docs_assistants"),
             IDEMPOTENCY_REDIS_URL=redis_server.url,
-            IDEMPOTENCY_PROBE_AFTER=0,
         )
         with app.app_context():
             shop.db.create_all()

@@ -31,6 +31,7 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.core.errors import LeaseLost, Problem
+from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import purge
 from flask_idempotency.web.setup.state import app_state
@@ -88,7 +89,7 @@ def _ours(app: Flask, design: str) -> Any:
     """The view under this package, or under a mutant of it."""
     app.config["IDEMPOTENCY_REDIS_URL"] = os.environ["REDIS_URL"]
     app.config["IDEMPOTENCY_WAIT"] = float(os.environ.get("FAULTS_WAIT", "0"))
-    app.config["IDEMPOTENCY_PROBE_AFTER"] = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
+    lock.PROBE_AFTER_SECONDS = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
     purge.EVERY = 2
     if design != "ours":
         mutants.MUTANTS[design].apply(app)

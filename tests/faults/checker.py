@@ -17,7 +17,7 @@ from tests.faults.nemesis import CRASH, EMPTIES, KILL, PAUSE
 from tests.faults.truth import Kept, Row, Truth
 
 PROBE_SECONDS = 1.0
-"""IDEMPOTENCY_PROBE_AFTER: how long a lock in Redis counts as its owner's sign of life."""
+"""How long a lock in Redis counts as its owner's sign of life."""
 
 DOUBLED, LOST, TWO_ANSWERS, STUCK = COLUMNS = ("doubled", "lost", "two answers", "stuck")
 

@@ -160,14 +160,7 @@ def claim_not_committed(_app: Flask) -> None:
 
 def lock_believed_forever(_app: Flask) -> None:
     """A lock in Redis, however old: surely its owner lives."""
-
-    def acquire(self: redis.RedisLock, claim: Claim) -> Glance:
-        self._probe_after = redis.LOCK_SECONDS
-        return before(self, claim)
-
-    redis.LOCK_SECONDS = 3600.0
-    before = redis.RedisLock.acquire
-    redis.RedisLock.acquire = acquire  # type: ignore[method-assign]
+    redis.LOCK_SECONDS = redis.PROBE_AFTER_SECONDS = 3600.0
 
 
 def fingerprint_on_one_path(_app: Flask) -> None:

@@ -26,7 +26,7 @@ from tests.faults.nemesis import harass
 from tests.faults.points import TROUBLE
 
 SCOPES = ("alice", "bob")
-LONGEST_VIEW_SECONDS = 1.3  # longer than IDEMPOTENCY_PROBE_AFTER, which is one second
+LONGEST_VIEW_SECONDS = 1.3  # longer than a lock in Redis is trusted, which is one second
 GIVE_UP_SECONDS = 12.0
 ANSWER_SECONDS = 60.0  # longer than a worker takes to start, or given up requests would still come
 WELL_SECONDS = 60.0

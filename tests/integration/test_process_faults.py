@@ -47,7 +47,7 @@ def pays_at_last(shop: Shop, key: str, path: str = HELD, *, attempt: int) -> run
 
 
 PROBE_SECONDS = 0.1
-"""IDEMPOTENCY_PROBE_AFTER: how long a dead worker's lock in Redis is believed."""
+"""How long a dead worker's lock in Redis is believed."""
 
 
 @pytest.fixture(scope="module")

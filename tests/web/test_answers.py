@@ -130,10 +130,9 @@ def test_what_is_true_of_one_message_only_is_never_stored(app, world):
     assert [name for name, _ in world.records()[0].headers] == ["Content-Type", "ETag"]
 
 
-@pytest.mark.parametrize("name", ["Idempotent-Replayed", "X-Again"])
-def test_only_a_replay_says_that_it_is_one(make_world, name):
+def test_only_a_replay_says_that_it_is_one(world):
     """Not an answer that a view has passed on from another API, which may use the same header."""
-    world = make_world(IDEMPOTENCY_REPLAYED_HEADER=name)
+    name = "Idempotent-Replayed"
 
     @world.app.post("/answer/<int:status>")
     @idempotent
@@ -177,20 +176,6 @@ def test_a_replay_is_not_to_be_cached_unless_the_first_response_says_more(app, w
 def test_a_replay_has_the_usual_phrase_of_its_status(app, world, status, again):
     app.add_url_rule("/answer", "answer", idempotent(lambda: ({}, status)), methods=["POST"])
     assert [world.post("/answer").status for _ in range(2)] == [status, again]
-
-
-def test_a_setting_leaves_more_headers_out(make_world):
-    world = make_world(IDEMPOTENCY_UNSTORED_HEADERS=["x-request-id", "ETAG"])
-
-    @world.app.post("/answer")
-    @idempotent
-    def answer():
-        return "", 200, {"X-Request-ID": "canary", "ETag": '"1"', "X-Other": "1"}
-
-    first, replay = world.post("/answer"), world.post("/answer")
-    assert first.headers["X-Request-ID"] == "canary"
-    assert not {"X-Request-ID", "ETag"} & set(replay.headers.keys())
-    assert replay.headers["X-Other"] == "1"
 
 
 def test_after_request_functions_run_on_the_first_response_and_on_replays(app, world, add_view):

@@ -24,8 +24,8 @@ from flask_idempotency.core.errors import RecordBroken, StepError
 
 
 @pytest.fixture
-def world(make_world):
-    world = make_world(IDEMPOTENCY_PROBE_AFTER=0)
+def world(make_world, probing_at_once):
+    world = make_world()
     with world.app.app_context():
         yield world
 

@@ -61,8 +61,8 @@ def name_of(error):
 
 
 @pytest.fixture
-def world(make_world):
-    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
+def world(make_world, probing_at_once):
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
     with world.app.app_context():
         yield world
 

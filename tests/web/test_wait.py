@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 
+from flask_idempotency import extension
 from tests.stores import BOTH
 from tests.waiting import PATIENCE_SECONDS
 
@@ -96,10 +97,11 @@ def test_another_request_does_not_wait_to_be_refused(world, add_view, gate, back
 @BOTH
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "leased"])
 def test_no_more_requests_wait_at_once_than_may(
-    make_world, add_view, gate, background, assert_problem, atomic
+    make_world, add_view, gate, background, assert_problem, monkeypatch, atomic
 ):
     """Of many that come at the same time, two wait; the rest get their 409 while the first runs."""
-    world = make_world(IDEMPOTENCY_MAX_WAITERS=2)
+    monkeypatch.setattr(extension, "MAX_WAITERS", 2)
+    world = make_world()
     runs = add_view(world, during=gate, wait=30, atomic=atomic)
     first = background(world.post)
     gate.wait_until_reached()
@@ -126,9 +128,10 @@ def test_no_more_requests_wait_at_once_than_may(
 @BOTH
 @pytest.mark.parametrize("most", [0, 1])
 def test_a_place_is_free_again_when_its_waiter_has_gone(
-    make_world, add_view, gate, background, assert_problem, most
+    make_world, add_view, gate, background, assert_problem, monkeypatch, most
 ):
-    world = make_world(IDEMPOTENCY_MAX_WAITERS=most)
+    monkeypatch.setattr(extension, "MAX_WAITERS", most)
+    world = make_world()
     add_view(world, during=gate, wait=0.2)
     first = background(world.post)
     gate.wait_until_reached()

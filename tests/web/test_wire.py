@@ -146,9 +146,11 @@ def test_a_response_just_small_enough_is_stored(make_world, assert_replayed):
 
 @EACH
 @BOTH
-def test_an_attempt_that_was_taken_over_commits_nothing(make_world, background, assert_problem):
+def test_an_attempt_that_was_taken_over_commits_nothing(
+    make_world, probing_at_once, background, assert_problem
+):
     """Only a view that ends the transaction behind our back can be overtaken while it runs."""
-    world = make_world(IDEMPOTENCY_PROBE_AFTER=0)
+    world = make_world()
     later = []
 
     @world.app.post("/payments")

@@ -2,7 +2,7 @@
 
 It may forget (restart, eviction, failover), lie (a lock left by a dead worker, somebody else's value)
 or be gone. Only speed depends on it: whatever it says, the record's row decides who runs. So it holds
-no response and no key, and a forged value can only delay one request by ``probe_after`` seconds.
+no response and no key, and a forged value can only delay one request by :data:`PROBE_AFTER_SECONDS`.
 
 A lock's value is ``1:<owner>:<fingerprint>``, and ``1:done`` after the end: format version, random
 token (22 characters), fingerprint in hex. One small script reads and sets in one round trip; it
@@ -27,9 +27,14 @@ from flask_idempotency.stores.admin import Finding, trial_claim
 from .client import Client, Reply, cause, milliseconds, send_script
 
 LOCK_SECONDS = 10.0
-"""How long a lock outlives a worker that died. Nothing depends on it: a duplicate older than
-``probe_after`` asks the records. Shorter, and a slow view's duplicates reach Postgres more often;
-longer, and Redis keeps more locks of the dead."""
+"""How long a lock outlives a worker that died. Nothing depends on it: about one that is older than
+:data:`PROBE_AFTER_SECONDS` the records are asked. Shorter, and a slow view's duplicates reach Postgres
+more often; longer, and Redis keeps more locks of the dead."""
+
+PROBE_AFTER_SECONDS = 1.0
+"""How old a lock must be before a duplicate asks the records whether its owner is alive. Shorter
+notices dead workers sooner, longer keeps more duplicates away from Postgres. Most views end within a
+second."""
 
 MARKER_SECONDS = 600.0
 """How long a finished key is remembered, so that retries go straight to one plain read. Most retries
@@ -40,7 +45,7 @@ PAUSE_SECONDS = 2.0
 
 # Each script may be run twice, as its reply may be lost: an owner recognises its own lock, a release
 # compares it, and a marker stays a marker. One that is run late, after its request has ended, leaves a
-# dead worker's lock at worst: nobody believes that for longer than ``probe_after``.
+# dead worker's lock at worst: nobody believes that for longer than PROBE_AFTER_SECONDS.
 ACQUIRE = """
 local held = redis.pcall('GET', KEYS[1])
 if not held then
@@ -78,29 +83,25 @@ class RedisLock:
         client: Callable[[], Client],
         prefix: str,
         *,
-        probe_after: float,
         on_failure: Callable[[Exception], object] = bool,
     ) -> None:
         self._connected = cache(client)
         self._prefix = prefix
-        self._probe_after = probe_after
-        self._lock_seconds = max(LOCK_SECONDS, 2 * probe_after)
-        self._lock_milliseconds = b"%d" % milliseconds(self._lock_seconds)
         self._on_failure = on_failure
         self._skip_until = 0.0  # while Redis works
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
         value = _value(claim)
-        arguments = self._lock_milliseconds, value.rpartition(b":")[2]
+        arguments = b"%d" % milliseconds(LOCK_SECONDS), value.rpartition(b":")[2]
         return self._read(self._send(ACQUIRE, claim, value, *arguments), self._glance) or Glance.ASK
 
     def _glance(self, reply: Any) -> Glance:
         kind, left_ms = map(int, reply)
         if kind == 0:
             return Glance.MINE
-        age = self._lock_seconds - left_ms / 1000
-        young = left_ms > 0 and 0 <= age < self._probe_after
+        age = LOCK_SECONDS - left_ms / 1000
+        young = left_ms > 0 and 0 <= age < PROBE_AFTER_SECONDS
         return Glance.BUSY if kind == 1 and young else Glance.ASK
 
     def release(self, claim: Claim) -> None:

@@ -34,6 +34,9 @@ from flask_idempotency.web.setup.state import AppState, app_state
 
 from .state import FormKey, current_scope
 
+FIELD = "idempotency_key"
+"""The name of the field."""
+
 KEY_BYTES = 16
 """Random bytes of a key: two forms never have the same one."""
 
@@ -45,17 +48,14 @@ def idempotency_field(endpoint: str | None = None) -> Markup:
     to: the field is good for that view only, and has the scope of its options. Raises
     ``ConfigurationError`` without a ``SECRET_KEY``, and for an endpoint that is not protected.
     """
-    name = app_state(current_app).settings.form_field
     # Without autocomplete="off", Firefox keeps the values of fields, even hidden ones, over a reload.
     tag = '<input type="hidden" name="{}" value="{}" autocomplete="off">'
-    return Markup(tag).format(name, new_value(endpoint))  # noqa: S704 -- format() escapes
+    return Markup(tag).format(FIELD, new_value(endpoint))  # noqa: S704 -- format() escapes
 
 
 def new_value(endpoint: str | None = None) -> str:
     """The value of such a field: key, owner, time and signature."""
     state = app_state(current_app)
-    if state.settings.form_field is None:
-        raise ConfigurationError("IDEMPOTENCY_FORM_FIELD is None, so forms have no idempotency field")
     route = _addressee(state, endpoint)
     scope = current_scope(route.scope, required=False)
     key = secrets.token_urlsafe(KEY_BYTES)
@@ -65,18 +65,17 @@ def new_value(endpoint: str | None = None) -> str:
 
 def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> FormKey | None:
     """Read the form's field; None without one. Raises ``KeyMalformed``."""
-    name = state.settings.form_field or ""
-    values = form.getlist(name)
+    values = form.getlist(FIELD)
     if not values:
         return None
     if len(values) > 1:
-        raise KeyMalformed(f"The field {name} occurs more than once.")
+        raise KeyMalformed(f"The field {FIELD} occurs more than once.")
     try:
         signed, made = _signer(state.app).unsign(values[0], return_timestamp=True)
         key, owner = signed.decode().split(".")
     except (BadSignature, ConfigurationError, ValueError):
         raise KeyMalformed(
-            f"The field {name} was not made by this application, or was changed."
+            f"The field {FIELD} was not made by this application, or was changed."
         ) from None
     if not route.refuse_old_keys and time.time() - made.timestamp() > route.ttl:
         raise KeyMalformed("The form is too old. If it was never sent, load it again.")

@@ -56,8 +56,7 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
         presented.skipped = True
         return
     try:
-        has_field = state.settings.form_field is not None and request.mimetype in FORM_TYPES
-        presented.may_be_inside = route.key is not None or has_field
+        presented.may_be_inside = route.key is not None or request.mimetype in FORM_TYPES
         if not presented.may_be_inside:
             presented.key = _header_key(request, state)
         if presented.may_be_inside or presented.key is not None:

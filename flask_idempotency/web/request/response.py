@@ -21,7 +21,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.storable import POINTERS, storable
+from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.session.flask_context import present_request
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import Route
@@ -44,24 +44,24 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     if not 100 <= status <= 599:
         raise IdempotencyError(f"the view returned the status {status}; allowed: 100 to 599")
     response.direct_passthrough = False
-    response.headers.remove(settings.replayed_header)
+    response.headers.remove(REPLAYED)
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes
-    headers = storable(response.headers, settings.unstored_headers)
+    headers = storable(response.headers)
     return StoredResponse(status, headers, None if too_large else body)
 
 
-def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
+def replay(app: Flask, stored: StoredResponse) -> Response:
     """The stored response again. Raises ``ResponseNotKept`` if its body was too large to store."""
     # Filtered again: somebody else may have written the record.
-    headers = storable(stored.headers or (), settings.unstored_headers)
+    headers = storable(stored.headers or ())
     if stored.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
     response = app.response_class([stored.body], stored.status, content_type="")
     response.headers.clear()  # a response may have been stored without a Content-Type
     for name, value in headers:
         response.headers.add(name, value)
-    response.headers.set(settings.replayed_header, "true")
+    response.headers.set(REPLAYED, "true")
     return response
 
 

@@ -83,12 +83,6 @@ def optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else read(value)
 
 
-def _header_names(value: Any) -> frozenset[str]:
-    if isinstance(value, str) or not all(_TOKEN(name) for name in value):
-        raise ValueError
-    return frozenset(name.lower() for name in value)
-
-
 def _list(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):  # a set has another order in each process
         raise ValueError
@@ -120,8 +114,8 @@ _OTHER_HEADERS = NEVER_STORED | POINTERS | {
     "accept", "authorization", "cache-control", "content-encoding", "content-type", "cookie", "etag",
     "expect", "host", "origin", "retry-after", "vary", "www-authenticate",
 }  # fmt: skip
-"""Headers, in lower case, that HTTP or the extension uses for something else. As the key they would
-be a credential or the same in every request; as the mark of a replay they would break the response."""
+"""Headers, in lower case, that HTTP or the extension uses for something else: as the key they would be
+a credential, or the same in every request."""
 
 
 def _header_name(value: Any) -> str:
@@ -164,13 +158,6 @@ class Settings:
     header: str = row("Idempotency-Key", _header_name, _FIELD,
         "The request header that carries the key. The default is that of the IETF draft; another is for"
         " an API whose clients already send one.")
-    replayed_header: str = row("Idempotent-Replayed", _header_name, _FIELD,
-        "The response header that marks a replay, with the value `true`. The default is the name that"
-        " clients of other payment APIs know.")
-    form_field: str | None = row("idempotency_key",
-        optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")), "a field name, or None",
-        "The form field that `idempotency_field()` creates. It serves as the key where no header is"
-        " sent. With `None`, bodies of requests without a header are not examined.")
     required: bool = row(True, boolean, "True or False",
         "Default of the option `required`: whether a request without a key gets 400. `True`, because"
         " such a request cannot be retried safely.")
@@ -190,16 +177,6 @@ class Settings:
     wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
         "Default of the option `wait`: how long a duplicate waits for the first to finish. With 0 it"
         " gets its 409 at once, which occupies no thread and no connection.")
-    max_waiters: int | None = row(None, optional(integer(0, 10_000)),
-        "an integer from 0 to 10000, or None",
-        "How many duplicates may wait at the same time in one process; each occupies a thread and a"
-        " database connection. The others get their 409 at once. With `None` it is four, which leaves"
-        " half the threads free in a worker with eight, but at most half of the connections that the"
-        " engine's pool may open.")
-    probe_after: float = row(1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
-        "How old a lock in Redis must be before a duplicate asks PostgreSQL whether its owner is"
-        " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
-        " away from PostgreSQL. Most views end within the default.")
     max_request_bytes: int = row(16 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The longest body of a request with a key, where the application sets no limit itself"
@@ -211,10 +188,6 @@ class Settings:
         "The largest body that is stored. A larger one is sent in full the first time; a retry gets"
         " `response-not-kept`. A stored body travels as one value, and takes room until it expires; the"
         " default is far above what an API usually sends.")
-    unstored_headers: frozenset[str] = row((), _header_names, "a list of header names",
-        "More response headers that are never stored, besides `Set-Cookie`, `Date`, `Server`,"
-        " `Content-Length`, the replay header and the hop-by-hop headers. For what must not come again,"
-        " such as a trace's id.")
     table: str = row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
         "an SQL name of up to 50 ASCII letters, digits and underscores",
         "The name of the table. The table of steps adds the suffix `_step`, that of the operator's page"
@@ -288,12 +261,6 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
         value = checked(name, config.get(name, setting.default), setting.read, setting.allowed)
         values[setting.name.lower()] = value
     redis_given = redis_given or bool(values["redis_url"])
-    if values["header"].lower() == values["replayed_header"].lower():
-        raise ConfigurationError(
-            f"IDEMPOTENCY_REPLAYED_HEADER is {shown(values['replayed_header'])}; allowed: a name"
-            " other than that of IDEMPOTENCY_HEADER"
-        )
-    values["unstored_headers"] |= {values["replayed_header"].lower()}
     values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
     if values["store"] in ("hybrid", "redis") and not redis_given:
         raise ConfigurationError(

@@ -64,11 +64,18 @@ class Clock:
         return time.monotonic() + cls.ahead
 
 
+PROBE_AFTER_SECONDS = 100
+"""No schedule lasts that long, so a lock grows old when the schedule says so and never else."""
+
+
 class Servers:
     """One database and one Redis, with the package's own way to them cut into steps."""
 
     def __init__(self, url: str, redis_url: str) -> None:
         self.redis = redis.Redis.from_url(redis_url, socket_timeout=PATIENCE_SECONDS)
+        times = {"PROBE_AFTER_SECONDS": PROBE_AFTER_SECONDS, "LOCK_SECONDS": 2 * PROBE_AFTER_SECONDS}
+        self._slow_locks = patch.multiple(lock, **times)
+        self._slow_locks.start()
         self._admin = psycopg2.connect(plain_dsn(url))
         self._admin.autocommit = True
         self.ask(_SCHEMA)
@@ -88,6 +95,7 @@ class Servers:
         self.engine.dispose()
         self._admin.close()
         self.redis.close()
+        self._slow_locks.stop()
 
     def ask(self, sql: str, *values: Any) -> list[Any]:
         """Ask on a connection of the test's own."""

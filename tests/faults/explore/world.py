@@ -15,7 +15,7 @@ from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import RedisLock
 from tests.drivers import own_cursor
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
-from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers
+from tests.faults.explore.steps import ANSWER_LOST, PROBE_AFTER_SECONDS, TIMES_OUT, Clock, Servers
 
 FAULT = "!"
 CRASH, CONNECTION_LOST, FLUSH, AGE, EXPIRE = (
@@ -26,9 +26,6 @@ CRASH, CONNECTION_LOST, FLUSH, AGE, EXPIRE = (
     "expire",
 )
 TTL_SECONDS = 3600
-PROBE_AFTER_SECONDS = 100
-"""No schedule lasts that long, so a lock grows old when the schedule says so and never else."""
-
 _ROWS = "SELECT body FROM payment WHERE key = %s"
 _INSERT = "INSERT INTO payment VALUES (%s, %s)"
 _CLEAN = "DELETE FROM payment WHERE key = %s; DELETE FROM idempotency_record WHERE key = %s"
@@ -98,7 +95,7 @@ class World:
 
     def _attempt(self, name: str, plan: Plan) -> tuple[str, str]:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
-        lock = RedisLock(lambda: self._servers.redis, "explored:", probe_after=PROBE_AFTER_SECONDS)
+        lock = RedisLock(lambda: self._servers.redis, "explored:")
         fast = lock if self._bound.redis else NoLock()
         engine = Engine(self._servers.records, fast, Plain(), Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)

@@ -14,6 +14,7 @@ from flask_sqlalchemy_lite import SQLAlchemy as Lite
 from sqlalchemy import orm
 
 from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency.stores.redis import lock
 
 TENANTS = ["eu", "us"]
 
@@ -109,8 +110,9 @@ def pay() -> Any:
 
 def create_app() -> Flask:
     """What gunicorn loads."""
+    lock.PROBE_AFTER_SECONDS = 0.1
     kind, urls = os.environ["SESSIONS"], {name: os.environ[name.upper()] for name in TENANTS}
     redis = os.environ.get("REDIS_URL") or None
-    app, db, _ = make_app(kind, urls, IDEMPOTENCY_REDIS_URL=redis, IDEMPOTENCY_PROBE_AFTER=0.1)
+    app, db, _ = make_app(kind, urls, IDEMPOTENCY_REDIS_URL=redis)
     create_tables(app, db, kind)
     return app

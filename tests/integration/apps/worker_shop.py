@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Mapped, mapped_column
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency import Idempotency, current_operation, extension, idempotent
 from flask_idempotency.integrations.prometheus import RecordsCollector, export_metrics
 
 db = SQLAlchemy()
@@ -29,12 +29,12 @@ class Payment(db.Model):  # type: ignore[name-defined, misc]
 
 def create_app() -> Flask:
     """Uses the database, so that a preloading gunicorn forks with a connection in the pool."""
+    extension.MAX_WAITERS = int(os.environ.get("MAX_WAITERS", "4"))
     app = Flask(__name__)
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
         IDEMPOTENCY_WAIT=float(os.environ.get("WAIT", "0")),
-        IDEMPOTENCY_MAX_WAITERS=int(os.environ.get("MAX_WAITERS", "4")),
         IDEMPOTENCY_MAX_REQUEST_BYTES=int(os.environ.get("MAX_REQUEST_BYTES", "1000000")),
     )
     db.init_app(app)

@@ -411,17 +411,6 @@ def test_check_leaves_nothing(world, pay, redis_server):
     assert world.count("idempotency_record_step") == 0
 
 
-@pytest.mark.parametrize("waiters", [2, 3])
-def test_check_advises_where_waiters_may_take_most_of_the_pool(world, waiters):
-    engine = {"pool_size": 3, "max_overflow": 1}
-    uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
-    app = build(uri, IDEMPOTENCY_MAX_WAITERS=waiters, SQLALCHEMY_ENGINE_OPTIONS=engine)
-    once(app, "create-table")
-    result = once(app, "check")
-    assert not_ok(result) == ({"waiters": "advice"} if waiters > 2 else {})
-    assert result.exit_code == 0
-
-
 def test_check_says_that_our_own_connections_lack_what_a_check_out_sets(world, stranger):
     """A request's connection gets the role that has the rights; one of our own never does."""
     app = build(stranger)

@@ -17,8 +17,8 @@ def config():
 
 
 @pytest.fixture
-def world(make_world, config):
-    return make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False, **config)
+def world(make_world, probing_at_once, config):
+    return make_world(PROPAGATE_EXCEPTIONS=False, **config)
 
 
 @pytest.fixture

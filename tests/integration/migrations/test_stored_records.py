@@ -63,8 +63,10 @@ def store_all(world):
     ("rows", "config"),
     [("records.sql", {}), ("records_sealed.sql", {"IDEMPOTENCY_ENCRYPTION_KEYS": KEYS})],
 )
-def test_what_an_earlier_release_has_stored_is_replayed_and_continued(make_world, rows, config):
-    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False, **config)
+def test_what_an_earlier_release_has_stored_is_replayed_and_continued(
+    make_world, probing_at_once, rows, config
+):
+    world = make_world(PROPAGATE_EXCEPTIONS=False, **config)
     world.sql(Path(__file__).with_name(rows).read_text())
     world.sql("update idempotency_record set created_at = now() - interval '2 hours',"
               " lease_expires_at = now() - interval '1 hour'"

@@ -20,8 +20,8 @@ ALTER TABLE idempotency_record_step ADD later TEXT;
 
 
 @pytest.fixture
-def world(make_world):
-    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
+def world(make_world, probing_at_once):
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
     world.sql(WIDER)
     return world
 

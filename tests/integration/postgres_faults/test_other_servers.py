@@ -137,12 +137,19 @@ def without_its_standby(own_postgres, own_database):
 
 
 def test_a_synchronous_standby_that_is_gone_holds_the_key_of_a_dead_worker(
-    make_world, own_database, without_its_standby, background, add_view, assert_problem, expect
+    make_world,
+    probing_at_once,
+    own_database,
+    without_its_standby,
+    background,
+    add_view,
+    assert_problem,
+    expect,
 ):
     """The server waits for the standby while it commits, and looks at nothing else."""
     lose, give_up = without_its_standby
     with servers.FaultProxy(own_database) as proxy:
-        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, IDEMPOTENCY_PROBE_AFTER=0)
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
         runs = add_view(world)
         lose()
         first = background(world.post)

@@ -153,7 +153,8 @@ def test_a_lock_that_has_run_out_under_its_view_lets_nobody_in(
 ):
     """Its time to live is shorter than the view, or the clock of Redis has jumped."""
     monkeypatch.setattr(redis_store, "LOCK_SECONDS", 0.05)
-    world = make_world(IDEMPOTENCY_REDIS_URL=own_redis.url, IDEMPOTENCY_PROBE_AFTER=0.02)
+    monkeypatch.setattr(redis_store, "PROBE_AFTER_SECONDS", 0.02)
+    world = make_world(IDEMPOTENCY_REDIS_URL=own_redis.url)
     runs = add_view(world, during=gate)
     first = background(world.post)
     gate.wait_until_reached()

@@ -45,7 +45,7 @@ def failures():
 @pytest.fixture
 def lock(own_redis, failures):
     client = client_from_url(own_redis.url)
-    return RedisLock(client, "shop:", probe_after=1.0, on_failure=failures.append)
+    return RedisLock(client, "shop:", on_failure=failures.append)
 
 
 def connected(behind):
@@ -175,7 +175,7 @@ def test_a_demoted_primary_costs_a_reconnect_not_a_pause(own_redis, failures):
         with redis.Redis.from_url(new.url) as client:
             client.config_set("requirepass", own_redis.password)
         url = f"{proxy.url}?socket_timeout=20"
-        lock = RedisLock(client_from_url(url), "shop:", probe_after=1.0, on_failure=failures.append)
+        lock = RedisLock(client_from_url(url), "shop:", on_failure=failures.append)
         assert lock.acquire(FIRST) is Glance.MINE
         with redis.Redis.from_url(own_redis.url) as old:
             old.replicaof("127.0.0.1", servers.free_port())
@@ -186,9 +186,7 @@ def test_a_demoted_primary_costs_a_reconnect_not_a_pause(own_redis, failures):
 
 def test_a_command_whose_reply_is_lost_is_sent_again_and_meets_no_lock_of_its_own(own_redis, failures):
     with servers.FaultProxy(own_redis.url) as proxy:
-        lock = RedisLock(
-            client_from_url(proxy.url), "shop:", probe_after=1.0, on_failure=failures.append
-        )
+        lock = RedisLock(client_from_url(proxy.url), "shop:", on_failure=failures.append)
         lock.release(FIRST)
         proxy.lose_answer(b"PTTL")
         assert lock.acquire(FIRST) is Glance.MINE
@@ -197,9 +195,7 @@ def test_a_command_whose_reply_is_lost_is_sent_again_and_meets_no_lock_of_its_ow
 
 def test_a_server_that_has_gone_is_asked_once_more_and_left_alone(own_redis, failures):
     with servers.FaultProxy(own_redis.url) as proxy:
-        lock = RedisLock(
-            client_from_url(proxy.url), "shop:", probe_after=1.0, on_failure=failures.append
-        )
+        lock = RedisLock(client_from_url(proxy.url), "shop:", on_failure=failures.append)
         lock.release(FIRST)
         proxy.refuse()
         proxy.cut()

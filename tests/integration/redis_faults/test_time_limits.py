@@ -31,7 +31,7 @@ def failures():
 @pytest.fixture
 def lock_at(failures):
     def make(url):
-        return RedisLock(client_from_url(url), "shop:", probe_after=1.0, on_failure=failures.append)
+        return RedisLock(client_from_url(url), "shop:", on_failure=failures.append)
 
     return make
 

@@ -159,30 +159,6 @@ def test_a_field_needs_a_secret_key(shop):
         shop.client.get("/form", headers=ALICE)
 
 
-class TestSetting:
-    @pytest.fixture
-    def config(self, request):
-        return {"IDEMPOTENCY_FORM_FIELD": request.param}
-
-    @pytest.mark.parametrize("config", ["once"], indirect=True)
-    def test_the_field_may_have_another_name(self, shop, assert_problem):
-        add_payments(shop)
-        (value,) = re.findall('name="once" value="(.*?)"', shop.client.get("/form", headers=ALICE).text)
-        assert send(shop.client, None, once=value).status_code == 303
-        assert_problem(send(shop.client, value), 400, "key-required")
-
-    @pytest.mark.parametrize("config", [None], indirect=True)
-    def test_without_one_no_body_is_looked_at(self, shop, assert_problem):
-        @idempotent(required=False)
-        def raw():
-            return request.stream.read()
-
-        shop.app.add_url_rule("/raw", "raw", raw, methods=["POST"])
-        assert send(shop.client, "forged", "/raw").data == b"amount=5&idempotency_key=forged"
-        with pytest.raises(ConfigurationError, match="IDEMPOTENCY_FORM_FIELD"):
-            shop.client.get("/form", headers=ALICE)
-
-
 def test_a_form_in_json_has_no_field(shop, assert_problem):
     add_payments(shop)
     answer = shop.client.post("/payments", json={"idempotency_key": load(shop.client)}, headers=ALICE)

@@ -12,9 +12,9 @@ def config():
 
 
 @pytest.fixture
-def world(make_world, config):
+def world(make_world, probing_at_once, config):
     # Redis is asked, but never believed about a lock: what is tested is the record.
-    return make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False, **config)
+    return make_world(PROPAGATE_EXCEPTIONS=False, **config)
 
 
 @pytest.fixture
