@@ -6,15 +6,14 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import flask
 from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core import keys
-from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
+from flask_idempotency.core.errors import IdempotencyError, RecordBroken, UnknownRecord
 from flask_idempotency.core.records import Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.operate.decide import (
@@ -113,15 +112,12 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
 
 
 def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
-    """Return the record with its response decrypted; or without it, and why no retry gets it."""
+    """Return the record with its response decrypted; or why it cannot be read."""
     try:
         record = state.engine.look(key)
         if record is not None:
             check_sealer(state, record)
-    except (RecordBroken, SealBroken) as error:
-        with suppress(RecordBroken):
-            record = state.records.look(key)
-            return record and replace(record, response=None), error.detail
+    except RecordBroken as error:
         return None, error.detail
     return record, ""
 

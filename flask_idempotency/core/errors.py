@@ -59,18 +59,12 @@ class NotAtomic(IdempotencyError):
     """The view's writes cannot commit together with the record, so nothing was committed."""
 
 
-class SealBroken(IdempotencyError):
-    """An encrypted response cannot be decrypted."""
-
-
 class RecordBroken(IdempotencyError):
-    """The stored record is not one that this extension writes."""
+    """The stored record cannot be read, as something else wrote to it. Its operation runs no more."""
 
-    def __init__(self, fault: str) -> None:
-        super().__init__(
-            f"The stored record is not one that this extension writes: {fault}. Restore it, or delete"
-            " it if the operation may run again."
-        )
+
+class SealBroken(RecordBroken):
+    """The stored record cannot be decrypted with the keys in IDEMPOTENCY_ENCRYPTION_KEYS."""
 
 
 class Problem(IdempotencyError):

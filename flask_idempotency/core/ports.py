@@ -164,8 +164,8 @@ class Records(Protocol):
 class Sealer(Protocol):
     """Encrypts what is stored, and binds it to its record; or leaves it as it is.
 
-    What opens raises ``SealBroken`` for what was changed or moved, is under another key, or should have
-    been sealed and is not.
+    What opens raises ``RecordBroken`` for what was changed or moved, and ``SealBroken`` for what is
+    under another key, or should have been sealed and is not.
     """
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:

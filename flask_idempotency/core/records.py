@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .errors import RecordBroken
 from .fingerprint import Fingerprint
 from .process import this_process
 
@@ -51,28 +50,6 @@ class StoredResponse:
     def is_sealed(self) -> bool:
         """Return True if this is encrypted."""
         return self.headers is None and (self.body or b"").startswith(SEALED)
-
-    def check_status(self) -> None:
-        """Raise ``RecordBroken`` for a status that HTTP does not have."""
-        if not isinstance(self.status, int) or not 100 <= self.status <= 599:
-            raise RecordBroken("its status is not an integer from 100 to 599")
-
-    def check(self) -> None:
-        """Raise ``RecordBroken`` if this, decrypted, is no HTTP response: somebody else wrote it."""
-        if self.headers is None:
-            raise RecordBroken("its headers are missing")
-        if not isinstance(self.body, bytes | None):
-            raise RecordBroken("its body is not bytes")
-        if not isinstance(self.headers, tuple | list) or not all(map(_is_pair, self.headers)):
-            raise RecordBroken("its headers are not pairs of texts")
-
-
-def _is_pair(line: object) -> bool:
-    match line:
-        case (str(), str()):
-            return True
-        case _:
-            return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ USUAL_HEADERS: dict[str, Headers] = {
 bytes. Stored records hold the words: one may be added, but none may ever stand for something else."""
 
 _UNREADABLE = KeyError, OverflowError, RecursionError, TypeError, ValueError
-CANNOT_BE_READ = "one of its fields cannot be read"
 
 _WORDS = {headers: word for word, headers in USUAL_HEADERS.items()}
 
@@ -68,18 +67,23 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
             released=None if released is None else finite(float(released)),
         )
     except _UNREADABLE as error:
-        raise RecordBroken(CANNOT_BE_READ) from error
+        raise RecordBroken from error
 
 
 def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
-    status, headers, body = fields["status"], fields["headers"], fields["body"]
-    if status is None:
+    if fields["status"] is None:
         return None
+    status, headers, body = int(fields["status"]), fields["headers"], fields["body"]
     if headers is not None:
         headers = USUAL_HEADERS.get(headers) or tuple(
             (name, value) for name, value in json.loads(headers)
         )
-    return StoredResponse(int(status), headers, None if body is None else bytes(body))
+    response = StoredResponse(status, headers, None if body is None else bytes(body))
+    texts = [text for line in response.headers or () for text in line]
+    is_whole = response.headers is not None or response.is_sealed()
+    if not (100 <= status <= 599 and is_whole and all(isinstance(text, str) for text in texts)):
+        raise ValueError
+    return response
 
 
 def finite(seconds: float) -> float:
@@ -95,4 +99,4 @@ def legible() -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        raise RecordBroken(CANNOT_BE_READ) from error
+        raise RecordBroken from error

@@ -11,7 +11,6 @@ from .errors import (
     Problem,
     RecordBroken,
     Retryable,
-    SealBroken,
     TransactionConflict,
 )
 from .records import Headers
@@ -83,7 +82,7 @@ RELEASING = {
 _UNDONE = (Retryable, TransactionConflict)
 """The view, or the database of a step, says with these that the operation may be tried again."""
 
-_NOT_THE_OPERATIONS = (Problem, ConfigurationError, RecordBroken, SealBroken)
+_NOT_THE_OPERATIONS = (Problem, ConfigurationError, RecordBroken)
 """Errors that say nothing about the operation's effect: they interrupt it, and do not fail it."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flask_idempotency.core.errors import SealBroken
+from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN, derive_key
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
 from flask_idempotency.web.attempt.steps import purpose
@@ -50,7 +50,7 @@ def shown_steps(
             try:
                 opened = state.sealer.open_bytes(step.result, key, purpose(step.name))
                 result = opened.decode(errors="backslashreplace")
-            except SealBroken as error:
+            except RecordBroken as error:
                 why = error.detail
         row = asdict(step)
         del row["result"]  # it stands at the end

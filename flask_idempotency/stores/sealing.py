@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flask_idempotency.core.errors import ConfigurationError, SealBroken
+from flask_idempotency.core.errors import ConfigurationError, RecordBroken, SealBroken
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import SEALED, Claim, Record, StoredResponse
 
@@ -71,14 +71,14 @@ class Sealed:
     def decrypt(self, sealed: bytes, context: bytes) -> bytes:
         """Decrypt what :meth:`encrypt` made in the same context, whichever of the keys it used.
 
-        :raises SealBroken: if it was changed, belongs to another context, or its key is not (or
-            no longer) among the keys.
+        :raises RecordBroken: if it was changed, or belongs to another context.
+        :raises SealBroken: if its key is not (or no longer) among the keys.
         """
         from cryptography.exceptions import InvalidTag
 
         header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
         if not header.startswith(SEALED) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
-            raise SealBroken("The stored response is not sealed, or in a format not known here.")
+            raise RecordBroken
         cipher = self._ciphers.get(header[len(SEALED) :])
         if cipher is None:
             raise SealBroken(
@@ -88,7 +88,7 @@ class Sealed:
         try:
             return cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context)
         except InvalidTag:
-            raise SealBroken("The stored response was changed or moved from its row.") from None
+            raise RecordBroken from None
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
         """See :class:`Sealer`: keyed, so that whoever reads it cannot guess at the request."""

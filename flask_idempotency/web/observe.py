@@ -30,7 +30,6 @@ from flask_idempotency.core.errors import (
     Problem,
     RecordBroken,
     ResponseNotKept,
-    SealBroken,
 )
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
@@ -57,7 +56,7 @@ T = TypeVar("T")
 PAUSE_SECONDS = 10.0
 """How long nothing is observed after a failure of the store. A request waits for it twice at most."""
 
-_OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken, SealBroken)
+_OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken)
 """Errors about one record. The others are about the store."""
 
 

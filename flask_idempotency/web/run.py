@@ -20,7 +20,6 @@ from flask_idempotency.core.errors import (
     Problem,
     RecordBroken,
     ScopeUnknown,
-    SealBroken,
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
@@ -84,7 +83,7 @@ def run(
                 return _result(entered, state, function, args)
             # None: the database is unavailable, and the settings allow going on without.
             return function(*args) if entered is None else _result_of(entered)
-    except (Problem, RecordBroken, SealBroken) as error:
+    except (Problem, RecordBroken) as error:
         reject(state.app, current.told, error)
         if (request := existing_request()) is not None:
             request.told.has_outcome = True  # if the problem becomes its response, that has been told

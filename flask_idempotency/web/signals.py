@@ -18,7 +18,7 @@ from blinker import NamedSignal, Namespace
 from flask import Flask
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.core.errors import Problem, RecordBroken, SealBroken, StoreUnavailable
+from flask_idempotency.core.errors import Problem, RecordBroken, StoreUnavailable
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim
@@ -215,7 +215,7 @@ def problem_type(error: Exception) -> str | None:
     match error:
         case Problem():
             return error.type
-        case RecordBroken() | SealBroken():
+        case RecordBroken():
             return "record-unreadable"
         case RequestEntityTooLarge():
             return "body-too-large"

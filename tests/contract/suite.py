@@ -133,7 +133,7 @@ class StoreContract(TransactionContract):
         assert records.claim(again(claim)) is None
         assert records.take_over(again(claim), record) is None
 
-    @pytest.mark.parametrize(("headers", "body"), [(None, b"sealed"), ((), None), ((), b"")])
+    @pytest.mark.parametrize(("headers", "body"), [(None, b"\x01sealed"), ((), None), ((), b"")])
     def test_sealed_unstored_and_empty_responses_stay_different(
         self, records: Records, claim: Claim, held: Held, headers: Any, body: bytes | None
     ) -> None:

@@ -180,7 +180,7 @@ WHICH_STORE = re.compile(
 
 
 def test_only_where_a_store_is_made_is_it_asked_which_it_is():
-    """Whoever uses one asks what it can do. A series of the lock is there only if there is a lock.
+    """Whoever uses one asks what it can do.
 
     And what is stored is made older for a test behind the store's back.
     """

@@ -353,7 +353,7 @@ def test_run_leaves_nothing_behind_in_the_request_it_is_called_in(make_world):
 def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, body, status):
     run("key-1", pay)
     world.sql("update idempotency_record set body = :body, status = :status", body=body, status=status)
-    with pytest.raises(RecordBroken, match="one of its fields cannot be read"):
+    with pytest.raises(RecordBroken):
         run("key-1", pay)
     world.sql("update idempotency_record set body = :body, status = 500", body=b"[]")
     with pytest.raises(OperationFailed):

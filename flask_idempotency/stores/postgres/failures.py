@@ -14,7 +14,6 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
-from flask_idempotency.core.rows import CANNOT_BE_READ
 from flask_idempotency.drivers.sqlstates import DEADLOCK, SERIALIZATION_FAILURE, base_of, is_lost
 from flask_idempotency.stores.admin import original
 
@@ -57,7 +56,7 @@ def record_error(error: Exception, table: str) -> Exception:
     What we store ourselves can be read, so a value that cannot came from the record.
     """
     if sqlstate(original(error)) in UNREADABLE:
-        return RecordBroken(CANNOT_BE_READ)
+        return RecordBroken()
     return store_error(error, table)
 
 

@@ -278,7 +278,7 @@ def _twice(ask: Callable[[], T]) -> T:
         return ask()
     except Exception as error:
         if "WRONGTYPE" in str(error):
-            raise RecordBroken("its key in Redis does not hold a hash") from error
+            raise RecordBroken from error
         log.error("Redis failed: %s", cause(error))
         raise StoreUnavailable from error
 

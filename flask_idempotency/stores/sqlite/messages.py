@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, exc
 
 from flask_idempotency.core.errors import ConfigurationError, RecordBroken, StoreUnavailable
-from flask_idempotency.core.rows import CANNOT_BE_READ
 
 from .transaction import BorrowedTransaction
 
@@ -75,7 +74,7 @@ class Messages:
                 " part of db.metadata)"
             )
         if "malformed JSON" in str(error):
-            return RecordBroken(CANNOT_BE_READ)
+            return RecordBroken()
         return StoreUnavailable()
 
 

@@ -406,9 +406,10 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
             "steps",
             "claim",
             "db.session",
+            "own pool",
             "Redis",
         ],
-        "sql": ["SQLite", "columns", "index", "claim", "db.session", "Redis"],
+        "sql": ["SQLite", "columns", "index", "claim", "db.session", "own pool", "Redis"],
         "redis": ["Redis", "memory", "persistence", "claim"],
     }
     assert list(findings(result)) == [*there[store], "scope", "routes"]

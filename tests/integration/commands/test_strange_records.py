@@ -196,7 +196,7 @@ def test_a_strange_record_is_shown_and_hides_no_other(shop, column, value):
 def test_what_cannot_be_read_is_not_decided_about_and_says_why(shop, store, column, value):
     shop.forge("lease_expires_at", PAST[store])
     shop.forge(column, value)
-    why = "one of its fields cannot be read"
+    why = "The stored record cannot be read"
     how = "--status", "200", "--body", "{}", "--why", "it was paid", "--yes"
     result = shop.run("resolve", shop.strange, *how)
     assert (result.exit_code, why in result.output) == (1, True)
