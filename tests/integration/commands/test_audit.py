@@ -12,7 +12,6 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
-from flask_idempotency.cli import cli
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.stores import admin
 from tests.integration.commands.running import runner
@@ -142,13 +141,3 @@ def test_it_is_known_for_longer_than_a_year(shop):
     shop.run("forget", "--scope", "user-7", "--yes")
     (line,) = shop.listed()
     assert int(line["expires"][:4]) - int(line["created"][:4]) >= 1
-
-
-def test_a_store_of_ones_own_that_notes_nothing_erases_nothing(world, pay, monkeypatch):
-    pay()
-    from flask_idempotency.stores.table_admin import TableAdmin
-
-    monkeypatch.delattr(TableAdmin, "note")
-    result = world.app.test_cli_runner().invoke(cli, ["forget", "--scope", "alice", "--yes"])
-    assert (result.exit_code, "its admin() has no note()" in result.output) == (1, True)
-    assert len(world.records()) == 1
