@@ -43,7 +43,7 @@ from flask_idempotency.web.purge import Purge
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
-    binds_of,
+    bind_of,
     check_driver,
     default_prefix,
     warn_if_short,
@@ -120,23 +120,18 @@ class Idempotency:
         scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
-        keys = binds_of(sessions, settings)
-        for key in keys:
-            check_driver(sessions.engines[key], sessions.setting_of(key), settings.store, NAMES)
+        key = bind_of(sessions, settings)
+        check_driver(sessions.engines[key], sessions.setting_of(key), settings.store, NAMES)
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         make_client: Callable[[], Any] = lambda: client  # noqa: E731
         if client is None and settings.redis_url:
             make_client = client_from_url(settings.redis_url)
-        parts = (app, sessions, keys, scope, settings, make_client, self._protections)
-        binds = {key: _compose(*parts, key) for key in keys}
-        for state in binds.values():
-            state.binds = binds
-        state = binds[keys[0]]
+        state = _compose(app, sessions, key, scope, settings, make_client, self._protections)
         session_class.install(sessions)
         for engine in state.engines.values():
             ear.hear_engine(engine)
-            if engine is not state.database or len(binds) > 1:
+            if engine is not state.database:
                 ear.hear_cursors_of_engine(engine)
         hooks.register(app, state, timeout)
         app.add_template_global(idempotency_field)
@@ -205,7 +200,7 @@ class Idempotency:
         again. ``scope`` says whose key it is (``str``, ``int``, ``UUID`` or None); it may be left out
         if the application has one tenant. ``payload`` is any JSON: the same key with another payload is
         rejected. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the function's module
-        and name; needed where those differ between processes, as in a script), ``bind_key``,
+        and name; needed where those differ between processes, as in a script),
         ``other_binds``, ``atomic``, ``max_attempts``, ``lease``, ``on_interrupted``.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
@@ -260,15 +255,13 @@ class Idempotency:
         *,
         authorize: Callable[[], object] = NOT_GIVEN,
         name: str = "operations",
-        bind_key: str | None = None,
     ) -> Blueprint:
         """The operator's page, below ``/operations`` if it is not registered with another prefix.
 
         ``authorize()`` is called in each request to it, inside the request. It returns the operator's
         name, which is recorded with what they do, or True, to let them in; False or None for a 403; or
         a response, such as a redirect to the sign-in page. It has no default. Register the blueprint
-        after :meth:`init_app`, and set ``SECRET_KEY``, which signs its forms. Where
-        ``IDEMPOTENCY_BINDS`` has several databases, ``bind_key`` says which of them it shows.
+        after :meth:`init_app`, and set ``SECRET_KEY``, which signs its forms.
 
         Raises ``ConfigurationError`` without an ``authorize`` that can be called.
         """
@@ -280,7 +273,7 @@ class Idempotency:
                 " it. Pass a callable that says who may, such as"
                 " authorize=lambda: current_user.is_authenticated and current_user.is_operator"
             )
-        return self.exempt(console_blueprint(authorize, name, bind_key))
+        return self.exempt(console_blueprint(authorize, name))
 
     def _await(self, blueprint: Blueprint) -> None:
         mine = [state for state in states() if state.protections is self._protections]
@@ -333,18 +326,15 @@ def _checked_client(client: Any) -> Any:
 def _compose(
     app: Flask,
     sessions: Sessions,
-    bind_keys: Collection[str | None],
+    bind_key: str | None,
     scope: ScopeCallable | None,
     settings: Settings,
     make_client: Callable[[], Any],
     protections: Protections,
-    bind_key: str | None,
 ) -> AppState:
-    """Put stores, engine and settings together for one of the ``bind_keys``."""
+    """Put stores, engine and settings together; the database of ``bind_key`` has the records."""
     database = sessions.engines[bind_key]
     prefix = settings.redis_prefix or ""
-    if prefix and len(bind_keys) > 1:  # or else a lock would be for both databases
-        prefix = f"{prefix}{bind_key}:"
     if not prefix and settings.store in ("hybrid", "redis"):
         prefix = default_prefix(sessions, bind_key, settings.table, settings.store)
     # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.

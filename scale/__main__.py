@@ -47,7 +47,7 @@ def run(row: Row, fault: str, rounds: int) -> Verdict:
     """Put a row through a fault, so often."""
     with row.open() as servers_of_it, shop(servers_of_it) as topology:
         windows = []
-        with Load(topology.urls, topology.tenant_of) as load:
+        with Load(topology.urls) as load:
             for _ in range(rounds):
                 time.sleep(CALM_SECONDS)
                 began = time.monotonic()

@@ -24,11 +24,10 @@ class Window:
 
 @dataclass
 class Books:
-    """What the databases hold in the end: payments and completed records, by key."""
+    """What the database holds in the end: payments and completed records, by key."""
 
     payments: Counter[str]
     records: Counter[str]
-    strayed: int = 0  # keys with a payment or a record in the database of another tenant
 
 
 @dataclass
@@ -89,7 +88,7 @@ def judge(
     wrong = {*verdict.doubled, *verdict.lost, *verdict.two_responses}
     verdict.evidence = [_told(answer, windows) for key in wrong for answer in by_key[key]]
     apart = (final.payments - final.records) + (final.records - final.payments)
-    verdict.torn = apart.total() + final.strayed
+    verdict.torn = apart.total()
     verdict.gave_up = sum(not answer.is_acknowledged for answer in answers)
     _time(verdict, answers, windows)
     return verdict

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import requests
@@ -39,13 +39,9 @@ class Answer:
 
 @dataclass
 class Load:
-    """Payments at several addresses until it is stopped.
-
-    :param tenant_of: whose a key is, as the header ``X-Tenant`` says it.
-    """
+    """Payments at several addresses until it is stopped."""
 
     urls: Sequence[str]
-    tenant_of: Callable[[str], str] = lambda key: ""
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     clients: int = CLIENTS
     answers: list[Answer] = field(default_factory=list)
@@ -78,7 +74,6 @@ class Load:
         """Send the payment of a key; its description is its key, so that its rows can be counted."""
         url = random.choice(self.urls) + "/payments"  # noqa: S311
         headers = {"Authorization": f"Bearer {self.who[key].token}", "Idempotency-Key": key}
-        headers["X-Tenant"] = self.tenant_of(key)
         body = {"amount": AMOUNT, "description": key}
         began = time.monotonic()
         try:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import servers
-from scale import fronts, poolers, tenants
+from scale import fronts, poolers
 from scale.haproxy import HAProxy
 from scale.patroni import DATABASE, PASSWORD, SUPERUSER, Cluster, cluster
 from scale.topology import Topology
@@ -139,20 +139,6 @@ ROWS += [
         ("git",),
         fronts.WORKER_KILLED,
         fronts.two_releases,
-    ),
-    Row(
-        "tenants",
-        "one application, a database for each of four tenants",
-        (),
-        tenants.FAULTS,
-        tenants.tenants("with_tenants"),
-    ),
-    Row(
-        "shards",
-        "an application for each of four databases, behind a router",
-        (),
-        tenants.FAULTS,
-        tenants.tenants("with_shards"),
     ),
 ]
 

@@ -27,8 +27,6 @@ class Topology:
     :param faults: by name; each returns when everything is whole again.
     :param urls: where clients send their requests; to the masters, if left out.
     :param masters: :func:`shop` starts them.
-    :param tenants: the URL of each tenant's database, where each has its own.
-    :param tenant_of: whose a key is.
     :param counts: what else a run has to tell, such as how often a fault has met something.
     """
 
@@ -39,23 +37,12 @@ class Topology:
     environment: Mapping[str, str] = field(default_factory=dict)
     urls: list[str] = field(default_factory=list)
     masters: list[Master] = field(default_factory=lambda: [Master(), Master()])
-    tenants: Mapping[str, str] = field(default_factory=dict)
-    tenant_of: Callable[[str], str] = lambda key: ""
     counts: Callable[[], Mapping[str, int]] = dict
 
     def books(self) -> Books:
-        """What the leading database holds, or those of all tenants."""
-        books = Books(Counter(), Counter())
-        for tenant, url in self.databases().items():
-            payments, records = (Counter(dict(ask(url, each))) for each in (_PAYMENTS, _RECORDS))
-            books.payments += payments
-            books.records += records
-            books.strayed += sum(self.tenant_of(key) != tenant for key in payments | records)
-        return books
-
-    def databases(self) -> Mapping[str, str]:
-        """The URL of each tenant's database, or of the one that leads."""
-        return self.tenants or {"": self.truth()}
+        """What the leading database holds."""
+        url = self.truth()
+        return Books(*(Counter(dict(ask(url, each))) for each in (_PAYMENTS, _RECORDS)))
 
 
 _PAYMENTS = "SELECT description, count(*) FROM payment GROUP BY 1"
@@ -77,9 +64,9 @@ def ask(url: str, statement: str) -> list[tuple[Any, ...]]:
 @contextlib.contextmanager
 def shop(topology: Topology) -> Iterator[Topology]:
     """Run the shop under its gunicorn masters until the block ends."""
-    for url in topology.databases().values():
-        make_tables(url)
-        ask(url, "UPDATE account SET balance = 1000000000")
+    url = topology.truth()
+    make_tables(url)
+    ask(url, "UPDATE account SET balance = 1000000000")
     environment = {
         "DATABASE_URL": topology.database,
         "REDIS_URL": topology.redis,

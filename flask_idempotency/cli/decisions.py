@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import click
-from flask import Response
+from flask import Response, current_app
 
 from flask_idempotency.core.errors import IdempotencyError
 from flask_idempotency.core.keys import SHOWN
@@ -25,12 +25,11 @@ from flask_idempotency.operate.find import admin, find
 from flask_idempotency.operate.show import Found, row
 from flask_idempotency.operate.words import LONGEST_NAME, is_legible, one_line, records
 from flask_idempotency.stores.admin import Line
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.setup.state import AppState, app_state
 
 from .group import (
     as_json,
     cli,
-    current_state,
     json_option,
     key_option,
     namespace_option,
@@ -89,7 +88,7 @@ def release(
     whose lease still runs. Atomic operations need nothing, as their next retry takes over, unless they
     have used up max_attempts.
     """
-    state = current_state()
+    state = app_state(current_app)
     seen = undecided(state, checked(digits), attempt)
     response = failure(state) if fail else None
     if response is None and not not_done and (why_not := too_old(state, seen)):
@@ -145,7 +144,7 @@ def resolve(
         raise click.UsageError("give --body or --body-file, not both")
     if not yes and (as_json() or body_file == "-"):
         raise click.UsageError("with --json, and with a body from standard input, --yes is needed")
-    state = current_state()
+    state = app_state(current_app)
     digits, data = checked(digits), _content(body, body_file)
     response = given_response(state, status, data, headers, content_type)
     seen = undecided(state, digits, attempt)
@@ -212,7 +211,7 @@ def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | 
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")
     if as_json() and not yes:
         raise click.UsageError("with --json, --yes is needed")
-    state, wanted = current_state(), sought(**which)
+    state, wanted = app_state(current_app), sought(**which)
     found = erasable(state, wanted)
     left, was_found = found.left, bool(found.count or found.left.total())
     if found.count and not yes:

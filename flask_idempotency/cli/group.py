@@ -13,14 +13,12 @@ from datetime import datetime
 from typing import Any
 
 import click
-from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.operate.find import Sought, operation_name
 from flask_idempotency.operate.words import as_utc, explain, printable
 from flask_idempotency.stores.admin import NothingToDo
-from flask_idempotency.web.setup.state import AppState, app_state
 
 
 class _Group(AppGroup):
@@ -35,28 +33,12 @@ class _Group(AppGroup):
             raise click.ClickException(printable(explain(error))) from error
 
 
-_BIND, _JSON = "flask_idempotency.bind", "flask_idempotency.json"
+_JSON = "flask_idempotency.json"
 
 
 @click.group(cls=_Group)
-@click.option("--bind", metavar="NAME", help="The database, where IDEMPOTENCY_BINDS has several: a bind"
-              " key; default for None.")  # fmt: skip
-@click.pass_context
-def cli(context: click.Context, bind: str | None) -> None:
+def cli() -> None:
     """Look after the records of idempotency keys."""
-    context.meta[_BIND] = bind
-
-
-def current_state() -> AppState:
-    """Return the state of the application, and of the database, that a command runs for."""
-    state, bind = app_state(current_app), click.get_current_context().meta[_BIND]
-    names = {"default" if key is None else key: each for key, each in state.binds.items()}
-    if bind is None and len(names) == 1:
-        return state
-    if bind not in names:
-        text = "which database? Several have records" if bind is None else f"no records in {bind!r}"
-        raise click.UsageError(f"{text}: write flask idempotency --bind {{{'|'.join(names)}}} ...")
-    return names[bind]
 
 
 def _note_json(context: click.Context, _option: click.Parameter, as_json: bool) -> None:

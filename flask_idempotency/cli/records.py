@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import click
+from flask import current_app
 
 from flask_idempotency.core.errors import UnknownRecord
 from flask_idempotency.operate.find import DIGITS, STATES, admin, find
 from flask_idempotency.operate.show import Found, derived, key_of, row, shown_steps
 from flask_idempotency.operate.words import duration, records
 from flask_idempotency.stores.admin import CAPPED, Overview
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.setup.state import AppState, app_state
 
 from .group import (
     MANY,
     as_json,
     cli,
-    current_state,
     json_option,
     key_option,
     namespace_option,
@@ -42,7 +42,7 @@ def create_table() -> None:
     statement that blocks nobody. Running it again does nothing. An application with Flask-Migrate needs
     only a migration: the tables are part of db.metadata.
     """
-    state = current_state()
+    state = app_state(current_app)
     done, name = admin(state).create(), state.table.fullname
     if as_json():
         write_rows([{"table": name, "done": each} for each in done])
@@ -75,7 +75,7 @@ def list_records(context: click.Context, /, state: str | None, limit: int, **whi
     summary, and with --scope the whole table is read. The exit code is 1 if a --key or a --scope has no
     record.
     """
-    app, wanted = current_state(), sought(**which)
+    app, wanted = app_state(current_app), sought(**which)
     if {wanted.key, wanted.scope, wanted.namespace} == {None}:
         store = admin(app)
         write_rows([row(line) for line in store.newest(wanted.operation, state, limit)])
@@ -123,7 +123,7 @@ def show(digits: str, names: tuple[str, ...]) -> None:
     the step's name, to find the call at the other service. If the view derives it from another name, or
     the step was cut off, use --derive.
     """
-    state = current_state()
+    state = app_state(current_app)
     store = admin(state)
     write_found(state, Found.of(store, find(store, checked(digits))), names)
 

@@ -6,6 +6,7 @@ import threading
 from dataclasses import asdict
 
 import click
+from flask import current_app
 
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.operate import purge as purging
@@ -13,13 +14,13 @@ from flask_idempotency.operate.check import examine
 from flask_idempotency.operate.find import admin
 from flask_idempotency.operate.words import duration, explain, records
 from flask_idempotency.stores.admin import Admin
+from flask_idempotency.web.setup.state import app_state
 
 from .group import (
     MANY,
     Seconds,
     as_json,
     cli,
-    current_state,
     json_option,
     progress,
     read_age,
@@ -48,7 +49,7 @@ def purge(batch: int, rate: int | None, every: float | None, older_than: int | N
     it between two transactions. With --older-than it also deletes records that completed or failed so
     long ago, whatever their ttl, after counting them and asking: a retry of theirs runs the view again.
     """
-    store = admin(current_state())
+    store = admin(app_state(current_app))
     if older_than is not None and not yes:
         if as_json():
             raise click.UsageError("with --json, --older-than needs --yes")
@@ -96,7 +97,7 @@ def check(context: click.Context) -> None:
     to no view, what reads a form too early, and a scope of protect() that raises an error where nobody
     is signed in. The exit code is 1 if a check failed: run it before each release.
     """
-    found, state = [], current_state()
+    found, state = [], app_state(current_app)
     for finding in examine(state):
         found.append(finding)
         if not as_json():

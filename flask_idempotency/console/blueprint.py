@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import cast
 
 from flask import Blueprint, Flask
@@ -11,14 +10,12 @@ from flask.blueprints import BlueprintSetupState
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, shown
-from flask_idempotency.web.setup.state import one_state
+from flask_idempotency.web.setup.state import app_state
 
 from . import access, pages, records
 
 
-def console_blueprint(
-    authorize: Callable[[], object], name: str, bind_key: str | None = None
-) -> Blueprint:
+def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
     """See :meth:`flask_idempotency.Idempotency.console_blueprint`."""
     if not callable(authorize):
         raise ConfigurationError(
@@ -42,16 +39,10 @@ def console_blueprint(
     blueprint.add_url_rule("/records/<digits>/body", "body", records.body, methods=["POST"])
     blueprint.add_url_rule("/records/<digits>/<action>", "confirm", records.confirm)
     blueprint.add_url_rule("/records/<digits>/<action>", "act", records.act, methods=["POST"])
-    blueprint.record(partial(_set_up, bind_key))
+    blueprint.record(_set_up)
     return blueprint
 
 
-def _set_up(bind_key: str | None, setup: BlueprintSetupState) -> None:
-    """Note what the console shows.
-
-    Raises ``ConfigurationError`` before ``init_app``, and where nothing says which database it shows.
-    """
-    app = cast("Flask", setup.app)
-    how = "give each of them a console_blueprint(bind_key=..., name=...)"
-    consoles = app.extensions.setdefault("idempotency_console", {})
-    consoles[setup.blueprint] = one_state(app, "a console", how, bind_key)
+def _set_up(setup: BlueprintSetupState) -> None:
+    """Raise ``ConfigurationError`` before ``init_app``."""
+    app_state(cast("Flask", setup.app))

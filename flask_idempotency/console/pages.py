@@ -28,7 +28,7 @@ from flask_idempotency.operate.find import (
 )
 from flask_idempotency.operate.words import duration, explain, printable
 from flask_idempotency.stores.admin import Line, Overview
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.setup.state import app_state
 
 from . import access, words
 
@@ -70,13 +70,6 @@ _templates.filters.update(
 )
 
 
-def console() -> AppState:
-    """Return the state of what the present page shows."""
-    blueprint = current_app.blueprints[str(request.blueprint)]
-    found: AppState = current_app.extensions["idempotency_console"][blueprint]
-    return found
-
-
 def page(template: str, status: int = 200, **values: Any) -> Response:
     """A page, complete."""
     link = lambda endpoint, **of: url_for(f"{request.blueprint}.{endpoint}", **of)  # noqa: E731
@@ -88,7 +81,7 @@ def page(template: str, status: int = 200, **values: Any) -> Response:
 
 def overview() -> Response:
     """Show the overview."""
-    state = console()
+    state = app_state(current_app)
     store = admin(state)
     glance = store.overview()
     interrupted = store.leased("interrupted", FEW) if glance.interrupted else []
@@ -114,7 +107,7 @@ def _by_operation(glance: Overview) -> dict[str, Counter[str]]:
 
 def records() -> Response:
     """Show the newest records, of one operation and in one state if these are given."""
-    state = console()
+    state = app_state(current_app)
     operation = operation_name(request.args.get("operation") or None)
     chosen = request.args.get("state") or None
     limit = max(1, min(request.args.get("limit", PAGE, type=int), MOST))
@@ -142,7 +135,7 @@ def search() -> Response:
 
     A form, as URLs end up in logs of servers.
     """
-    state = console()
+    state = app_state(current_app)
     digits = request.form.get("digits", "").strip()
     if digits:
         line = find(admin(state), checked(digits))

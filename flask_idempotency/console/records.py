@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import flask
-from flask import redirect, request, url_for
+from flask import current_app, redirect, request, url_for
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core import keys
@@ -34,10 +34,10 @@ from flask_idempotency.operate.find import admin, find
 from flask_idempotency.operate.show import Found, derived, key_of, shown_steps
 from flask_idempotency.operate.words import is_legible
 from flask_idempotency.stores.admin import Line
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.setup.state import AppState, app_state
 
 from . import access
-from .pages import checked, console, page
+from .pages import checked, page
 from .timeline import SHOWN, moments
 
 MOST_SHOWN = 100_000
@@ -68,7 +68,7 @@ def record(digits: str) -> Response:
 
 def body(digits: str) -> Response:
     """The same with the body of its response and the results of its steps, which the record notes."""
-    found, store = _found(digits), admin(console())
+    found, store = _found(digits), admin(app_state(current_app))
     entry, line = noted(SHOWN, "", access.who()), found.line
     if not store.note(_key(found), entry):
         raise IdempotencyError("This record is in use just now: nothing was shown.")
@@ -79,12 +79,12 @@ def body(digits: str) -> Response:
 def _found(digits: str, action: str = "release") -> Found:
     if action not in STATES_OF:
         raise UnknownRecord("There is no such action.")
-    store = admin(console())
+    store = admin(app_state(current_app))
     return Found.of(store, find(store, checked(digits)))
 
 
 def _page(found: Found, *, with_body: bool = False) -> Response:
-    state = console()
+    state = app_state(current_app)
     key = _key(found)
     row, broken = _row(state, key)
     steps, unreadable = shown_steps(state, key, found.steps)
@@ -123,7 +123,7 @@ def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
 
 
 def _key(found: Found) -> bytes:
-    key = key_of(console(), found)
+    key = key_of(app_state(current_app), found)
     if key is None:
         raise UnknownRecord("The record has just been deleted.")
     return key
@@ -165,7 +165,7 @@ def act(digits: str, action: str) -> Response:
     form = Form(**given)  # type: ignore[arg-type]
     if action in NOTED and not is_legible(form.why, LONGEST_WHY):
         form.errors["why"] = SAY_WHY
-    state = console()
+    state = app_state(current_app)
     response = _response(state, action, form)
     if action == "release" and not form.not_done and (why_not := too_old(state, found.line)):
         form.errors["not_done"] = f"{why_not}."

@@ -172,7 +172,7 @@ SHOWN = 8
 against."""
 
 
-def hash_key(namespace: str, name: str, scope: Scope, key: str, bind_key: str | None = None) -> bytes:
+def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
     """Hash what identifies an operation into the one value that stores look it up by.
 
     Plain SHA-256 rather than an HMAC under the application's secret: rotating that secret would forget
@@ -183,14 +183,12 @@ def hash_key(namespace: str, name: str, scope: Scope, key: str, bind_key: str | 
     :param name: name of the route.
     :param scope: whose key it is; ``1`` and ``"1"`` are two.
     :param key: any text; a natural key may hold any Unicode, even lone surrogates.
-    :param bind_key: whose database it is, where tenants have one each; None for the default one.
     :return: :data:`KEY_BYTES` bytes.
     :raises ConfigurationError: if ``scope`` is of another type. Its text is no substitute: the objects
         of two tenants may print alike.
     """
     tail = scope_tail(scope)
-    parts = ("key", namespace, name, scope, key, *(() if bind_key is None else (bind_key,)))
-    return digest(*parts)[: KEY_BYTES - SCOPE_BYTES] + tail
+    return digest("key", namespace, name, scope, key)[: KEY_BYTES - SCOPE_BYTES] + tail
 
 
 def scope_tail(scope: Scope) -> bytes:

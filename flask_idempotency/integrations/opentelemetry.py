@@ -45,9 +45,7 @@ def instrument_app(app: Flask, *, tracer_provider: trace.TracerProvider | None =
     state = app_state(app)
     if state.tracing is not None:
         raise ConfigurationError("instrument_app() was called twice for one application")
-    tracing = _Tracing(app, trace.get_tracer(__package__, tracer_provider=tracer_provider))
-    for each in state.binds.values():
-        each.tracing = tracing
+    state.tracing = _Tracing(app, trace.get_tracer(__package__, tracer_provider=tracer_provider))
 
 
 _W3C = TraceContextTextMapPropagator()

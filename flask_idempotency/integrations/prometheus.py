@@ -23,7 +23,7 @@ from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.operate.find import overview_of
 from flask_idempotency.web import signals
-from flask_idempotency.web.setup.state import app_state, one_state
+from flask_idempotency.web.setup.state import app_state
 from flask_idempotency.web.signals import Event
 
 try:
@@ -158,24 +158,16 @@ class _Operation:
 class RecordsCollector:
     """What the records of an application are like: how many, how old. A prometheus_client collector.
 
-    Register it in the registry that answers the scrape; each application needs one of its own, and
-    each database of ``IDEMPOTENCY_BINDS`` one with its ``bind_key`` in another registry. It asks
+    Register it in the registry that answers the scrape; each application needs one of its own. It asks
     the store at most every ten seconds, and waits for it three seconds at most. A scrape does not fail
     with the database: then it has no series of records but ``idempotency_records_up``, which is 0.
 
     Raises ``ConfigurationError`` before ``init_app``.
     """
 
-    def __init__(
-        self,
-        app: Flask,
-        *,
-        bind_key: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, app: Flask, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._clock = app, clock
-        state = one_state(app, "RecordsCollector", "give it bind_key=...", bind_key)
-        self._overview = overview_of(state)
+        self._overview = overview_of(app_state(app))
         self._turn, self._until = threading.Lock(), -math.inf
         self._asked: Future[list[Metric]] | None = None
         self._known, self._is_up = [_up(False)], True

@@ -105,9 +105,9 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     subject = "db.session"
     try:
         Joined(state, Operation(TRIAL, "", None, "", hold.attempt), hold).end()
-    except Exception as error:  # also of a get_bind() that asks the request for its tenant
-        if isinstance(error, IdempotencyError) and state.settings.binds is None:
-            raise
+    except IdempotencyError:
+        raise
+    except Exception as error:  # such as that of a get_bind() that asks the request
         text = f"does not join outside of a request: {type(error).__name__}: {reason(error)}"
         return Finding("advice", subject, text, "the first request tries again, and is refused if not")
     return Finding("ok", subject, "joins the operation's transaction")

@@ -88,7 +88,7 @@ class Sought:
         routes = [found.route for found in protected_routes(state) if found.route.name == name]
         places = {state.settings.namespace, *(route.namespace for route in routes)}
         return [
-            hash_key(place, name, whose, text, state.hashed_bind())
+            hash_key(place, name, whose, text)
             for named in sorted(places if self.namespace is None else {self.namespace})
             for place in (named, observed_namespace(named))
             for whose in _scopes(self.scope)

@@ -40,9 +40,8 @@ class Operation:
 
     ``attempt`` is 1 for its first execution and one more for each take-over. It is committed before
     the view runs, so no crash of a process makes two attempts carry one number; a crash of PostgreSQL
-    may (an atomic operation's claim is committed asynchronously, docs/request.md). ``bind_key`` is that
-    of its database, where ``IDEMPOTENCY_BINDS`` is set; None for the default one. ``born`` is when its
-    key was made, in seconds since 1970, where old keys are refused and it says so.
+    may (an atomic operation's claim is committed asynchronously, docs/request.md). ``born`` is when
+    its key was made, in seconds since 1970, where old keys are refused and it says so.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Operation:
     scope: Scope = field(repr=False)
     key: str = field(repr=False)
     attempt: int
-    bind_key: str | None = None
     born: float | None = field(default=None, repr=False, compare=False)
     steps: RunsSteps | None = field(default=None, init=False, repr=False, compare=False)
     after_commit: list[Callable[[], object]] = field(
@@ -127,7 +125,7 @@ class Operation:
 
     def hashed_key(self) -> bytes:
         """The 23 bytes by which the operation's record is found. They reveal nothing about the key."""
-        return hash_key(self.namespace, self.name, self.scope, self.key, self.bind_key)
+        return hash_key(self.namespace, self.name, self.scope, self.key)
 
     def _running_steps(self, what: str) -> RunsSteps:
         if self.steps is None:

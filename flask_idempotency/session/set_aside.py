@@ -37,13 +37,7 @@ def set_aside(
         databases.engines_of(other_binds),
     )
     session = joining_session(databases.sessions)
-    if outer is not None and outer.units.engine.pool is not pool:
-        if outer.engines is databases.engines:
-            raise NotAtomic(
-                f"the view of {outer.operation.name} made a request to its own application for an"
-                " operation of another database, which cannot commit together with it: make the request"
-                " afterwards, or let the view have atomic=False"
-            )
+    if outer is not None and outer.units.engine.pool is not pool:  # another application's
         outer = None
     if outer is not None and (
         outer.units.wrote

@@ -9,9 +9,7 @@ from flask import Flask
 from sqlalchemy import Column, DateTime, Table, func, select, update
 
 from flask_idempotency.stores.table import define_steps
-from flask_idempotency.web.setup.state import AppState, one_state
-
-from .watch import ONE_BIND
+from flask_idempotency.web.setup.state import AppState, app_state
 
 _TIMES_IN_REDIS = "created", "completed", "lease", "released"
 
@@ -32,7 +30,7 @@ def age(app: Flask, seconds: float | timedelta) -> None:
     transaction is open, such as that of an atomic view which runs just now, stay as they are.
     ``seconds`` is a number or a ``timedelta``.
     """
-    state = one_state(app, "age()", ONE_BIND)
+    state = app_state(app)
     passed = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
     if state.settings.store == "redis":
         _age_in_redis(state.records, passed)

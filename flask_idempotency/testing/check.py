@@ -15,11 +15,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 from flask import Flask
 
 from flask_idempotency.core.records import Claim
-from flask_idempotency.web.setup.state import AppState, one_state
+from flask_idempotency.web.setup.state import AppState, app_state
 
 from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference
-from .watch import ONE_BIND, Watch, watched
+from .watch import Watch, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
 
@@ -82,7 +82,7 @@ class Check(ABC, Generic[T]):
     parts: str  # what to do if the dead attempt and its retry did a part each
 
     def __init__(self, app: Flask, name: str, effects: Effects | None, timeout: float) -> None:
-        self.state: AppState = one_state(app, "this check", ONE_BIND)
+        self.state: AppState = app_state(app)
         self._name, self._rows_only, self._timeout = name, effects is None, timeout
         self._counted = counter(self.state, effects)
         self._before = self._counted()

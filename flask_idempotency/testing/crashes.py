@@ -95,8 +95,7 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
 
 
 def _targets(app: Flask | None) -> list[AppState]:
-    every = states() if app is None else [app_state(app)]
-    return [each for state in every for each in state.binds.values()]
+    return states() if app is None else [app_state(app)]
 
 
 @contextmanager

@@ -22,9 +22,7 @@ from flask_idempotency.session.sources import FlaskSQLAlchemySessions
 from flask_idempotency.session.statements import literal
 from flask_idempotency.session.units import StandIn, Units
 from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.web.setup.state import one_state
-
-from .watch import ONE_BIND
+from flask_idempotency.web.setup.state import app_state
 
 _SAVEPOINT = "idempotency_external"
 _SET = "lock_timeout", "synchronous_commit", "enable_sort"
@@ -47,7 +45,7 @@ def external_transaction(app: Flask, connection: Connection) -> Iterator[None]:
     Flask-SQLAlchemy 3 and the stores ``hybrid`` and ``postgres``; ``connection`` is one to the database
     of the records, and has begun its transaction. Raises ``ConfigurationError`` otherwise.
     """
-    state = one_state(app, "external_transaction()", ONE_BIND)
+    state = app_state(app)
     engine, usual = state.database, Messages.connect
     is_begun = connection.engine.url == engine.url and connection.in_transaction()
     is_for = state.settings.store in ("hybrid", "postgres") and isinstance(

@@ -16,8 +16,6 @@ from flask_idempotency.core.ports import Glance, Hold
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.web.setup.state import AppState, engine_on
 
-ONE_BIND = "let IDEMPOTENCY_BINDS name one of them in this test"
-
 
 class Watch:
     """Observes an operation. What it raises surfaces where the event happened."""

@@ -142,8 +142,6 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     current.told.claim = claim
-    if state.settings.binds is not None:
-        state = state.of_bind(operation.bind_key)
     if state.sessions.engines[state.bind_key] is not state.database:
         refuse_replaced_engine(state)
     with (_set_aside if route.atomic else _parked)(state, route, operation) as before:

@@ -76,7 +76,7 @@ def run(
     current.told.began = time.monotonic()
     try:
         with _session_of_its_own(state):
-            operation = new_operation(state, route, _read_scope(state, scope), key)
+            operation = new_operation(route, _read_scope(state, scope), key)
             claim = new_claim(state, route, operation, _read_fingerprint(payload))
             entered = claim_or_answer(state, route, current, operation, claim)
             if isinstance(entered, Attempt):

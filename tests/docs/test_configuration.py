@@ -45,5 +45,5 @@ class TestConfiguration:
         text = page.read_text(encoding="utf-8")
         settings = set(re.findall(r"\bIDEMPOTENCY_[A-Z_]*[A-Z]", text))
         assert settings <= {"IDEMPOTENCY_" + setting.name for setting in SETTINGS}
-        named = re.findall(r"flask idempotency (?:--bind \w+ )?([a-z-]+)", text)
+        named = re.findall(r"flask idempotency ([a-z-]+)", text)
         assert set(named) <= set(cli.commands)

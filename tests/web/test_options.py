@@ -31,8 +31,6 @@ WRONG_OPTIONS = [
     ("name", "a\ud800b", "lone surrogates"),
     ("other_binds", "log", "a list of bind keys"),
     ("other_binds", 7, "a list of bind keys"),
-    ("bind_key", 7, "a bind key, None, or a callable that returns one"),
-    ("bind_key", "", "a bind key, None, or a callable that returns one"),
 ]
 
 

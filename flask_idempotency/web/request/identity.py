@@ -94,19 +94,14 @@ def identify(
     if presented.field is not None:
         forms.check_owner(state.app, presented.field, scope, route.name)
     made = None if presented.field is None else presented.field.made
-    return new_operation(state, route, scope, presented.key, made)
+    return new_operation(route, scope, presented.key, made)
 
 
-def new_operation(
-    state: AppState, route: Route, scope: Scope, key: str, made: float | None = None
-) -> Operation:
-    """The operation that ``key`` stands for in its database; ``made`` is when its form was.
+def new_operation(route: Route, scope: Scope, key: str, made: float | None = None) -> Operation:
+    """The operation that ``key`` stands for; ``made`` is when its form was.
 
-    Raises what ``AppState.of_bind`` does, and ``KeyMalformed`` where the route requires a birth and
-    there is none to be believed.
+    Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
     """
-    # Asked once: what it finds is the operation's.
-    bind_key = None if state.settings.binds is None else state.of_bind(route.bind_key).hashed_bind()
     born = None
     if route.refuse_old_keys:
         born = birth_of(key) if made is None else made
@@ -117,7 +112,7 @@ def new_operation(
                 "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
                 " a UUID of version 7 (RFC 9562)."
             )
-    return Operation(route.name, route.namespace, scope, key, attempt=0, bind_key=bind_key, born=born)
+    return Operation(route.name, route.namespace, scope, key, attempt=0, born=born)
 
 
 def _find_key(request: Request, state: AppState, route: Route, current: RequestState) -> None:

@@ -18,39 +18,18 @@ from flask_idempotency.session.sources import Sessions
 from .settings import Settings
 
 
-def binds_of(sessions: Sessions, settings: Settings) -> list[str | None]:
-    """The binds whose databases have records, first that of what no option says.
+def bind_of(sessions: Sessions, settings: Settings) -> str | None:
+    """The bind whose database has the records.
 
-    Raises ``ConfigurationError`` for a bind that the application has not, or if the default of the
-    option ``bind_key`` is none of them.
+    Raises ``ConfigurationError`` if the application does not have it.
     """
-    default, binds, name = settings.bind_key, settings.binds, "IDEMPOTENCY_BINDS"
-    usual = sessions.usual if default is None or callable(default) else default
-    if binds is None:
-        if callable(default):
-            raise ConfigurationError(
-                "IDEMPOTENCY_BIND_KEY is a callable, which needs IDEMPOTENCY_BINDS: a list of all binds"
-                " that it may return, whose databases have a table of records each"
-            )
-        binds, name = (usual,), "IDEMPOTENCY_BIND_KEY"
-    keys = [sessions.usual if key is None else key for key in binds]
-    for key in keys:
-        if key not in sessions.engines:
-            known = ", ".join(map(shown, sessions.engines)) or "none, as no engine is synchronous"
-            by_default = " by default" if default is None and settings.binds is None else ""
-            raise ConfigurationError(f"{name} is {shown(key)}{by_default}; allowed: {known}")
-    if usual not in keys and not callable(default):
-        raise ConfigurationError(
-            f"IDEMPOTENCY_BIND_KEY is {shown(default)}; allowed: one of IDEMPOTENCY_BINDS,"
-            f" {', '.join(map(shown, keys))}, or a callable that returns one"
-        )
-    keys.sort(key=lambda key: key != usual)
-    if len(keys) > 1 and settings.store == "redis":
-        raise ConfigurationError(
-            "IDEMPOTENCY_BINDS names several databases, and the store"
-            f" {shown(settings.store)} keeps no records in them: use 'hybrid' or 'postgres'"
-        )
-    return keys
+    given = settings.bind_key
+    key = sessions.usual if given is None else given
+    if key not in sessions.engines:
+        known = ", ".join(map(shown, sessions.engines)) or "none, as no engine is synchronous"
+        by_default = " by default" if given is None else ""
+        raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY is {shown(key)}{by_default}; allowed: {known}")
+    return key
 
 
 def check_driver(engine: Engine, where: str, store: str, drivers: Sequence[str]) -> None:

@@ -45,7 +45,6 @@ class RunOptions(TypedDict, total=False):
     namespace: str
     name: str
     wait: float | timedelta
-    bind_key: str | Callable[[], str | None] | None
     other_binds: Sequence[str | None]
     atomic: bool
     max_attempts: int | None
@@ -73,8 +72,6 @@ class RouteOptions(RunOptions, total=False):
     * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
     * ``name``: stands for the route in records and in the key's hash. If it is set, renaming the view
       forgets no keys.
-    * ``bind_key``: the bind whose database the operation belongs to, one of ``IDEMPOTENCY_BINDS``; or
-      a callable that returns it, asked in each request after ``scope``. A retry must find the same one.
     * ``other_binds``: bind keys that the view may write to, outside the operation's transaction.
     * ``enforce``: ``False`` only observes: clients notice nothing, and logs and signals say what would
       have happened.
@@ -199,7 +196,6 @@ class Route:
         None, _taking_one, "a callable that takes the operation and gives True or False"
     )
     name: str = row(NOT_GIVEN, value_that(is_name), NAMES)
-    bind_key: str | Callable[[], str | None] | None = _as_setting("bind_key")
     other_binds: tuple[str | None, ...] = row((), _binds, "a list of bind keys")
     enforce: bool = _as_setting("enforce")
     atomic: bool = row(True, boolean, "True or False")

@@ -104,12 +104,6 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
 
 def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
     """Raise ``ConfigurationError`` if the store does not support an option of the route."""
-    if callable(route.bind_key) and state.settings.binds is None:
-        raise ConfigurationError(
-            f"the option bind_key of {name} is a callable, which needs IDEMPOTENCY_BINDS"
-        )
-    if route.bind_key is not NOT_GIVEN and not callable(route.bind_key):
-        state.of_bind(route.bind_key)
     if route.atomic and not state.records.atomic:
         raise ConfigurationError(
             f"{name} is atomic, which the store {state.settings.store!r} cannot be: nothing commits"

@@ -8,10 +8,8 @@ in the first request.
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
@@ -87,26 +85,6 @@ def _list(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):  # a set has another order in each process
         raise ValueError
     return tuple(value)
-
-
-_is_bind = _matching(r"(?s).+")
-
-
-def _bind(value: Any) -> Any:
-    if not callable(value):
-        return _is_bind(value)
-    if inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value):
-        raise ValueError
-    with suppress(ValueError):  # where its signature cannot be had
-        inspect.signature(value).bind()
-    return value
-
-
-def _binds(value: Any) -> tuple[str | None, ...]:
-    keys = tuple(map(optional(_is_bind), _list(value)))
-    if not keys or len({*keys}) < len(keys):
-        raise ValueError
-    return keys
 
 
 _TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
@@ -194,15 +172,9 @@ class Settings:
         " `_count`. No model of yours may have such a name. PostgreSQL's names have 63 characters at"
         " most, and those of the indexes add to this one. Applications with tables of their own do not"
         " share records.")
-    bind_key: str | Callable[[], str | None] | None = row(None, optional(_bind),
-        "a bind key, None, or a callable that returns one",
-        "Default of the option `bind_key`: the bind whose database holds an operation's record, and"
-        " whose writes are atomic with it. `None` is the application's default database. A callable is"
-        " asked in each request, and needs `IDEMPOTENCY_BINDS`.")
-    binds: tuple[str | None, ...] | None = row(None, optional(_binds),
-        "a list of different bind keys, or None",
-        "The binds whose databases have a table of records each, for an application with a database for"
-        " each tenant. `None` is the one that `IDEMPOTENCY_BIND_KEY` names.")
+    bind_key: str | None = row(None, optional(_matching(r"(?s).+")), "a bind key, or None",
+        "The bind whose database holds the records, and whose writes are atomic with them. `None` is"
+        " the application's default database.")
     namespace: str = row("", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
         "Default of the option `namespace`, which is part of every key: keys of two namespaces never"
         " meet. For applications that share a table, and for a new version of an API.")

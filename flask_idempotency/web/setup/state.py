@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -13,7 +13,7 @@ from flask.blueprints import BlueprintSetupState
 from sqlalchemy import Engine
 
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
-from flask_idempotency.core.errors import ConfigurationError, shown
+from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
@@ -68,10 +68,7 @@ class Tracing(Protocol):
 
 @dataclass(eq=False, repr=False)
 class AppState(Databases):
-    """Everything the extension knows about one application, and one database of its records.
-
-    ``binds`` has that of each such database, by its bind key; the first stands for the application.
-    """
+    """Everything the extension knows about one application."""
 
     scope: ScopeCallable | None
     settings: Settings
@@ -91,31 +88,6 @@ class AppState(Databases):
     # How long each operation took here, by its name: what a duplicate is told to wait.
     last_seconds: dict[str, float] = field(default_factory=dict)
     tracing: Tracing | None = None
-    binds: Mapping[str | None, AppState] = field(default_factory=dict)
-
-    def hashed_bind(self) -> str | None:
-        """Return what the hash of a key has of this database: nothing of the default one.
-
-        So keys of two databases differ where what they are for meets again, as at a provider, and an
-        application that grows further ones forgets none of those that it has.
-        """
-        is_usual = self.settings.binds is None or self.bind_key == self.sessions.usual
-        return None if is_usual else self.bind_key
-
-    def of_bind(self, bind_key: str | Callable[[], str | None] | None) -> AppState:
-        """That of the database which ``bind_key`` means, or returns.
-
-        Raises ``ConfigurationError`` if there are no records.
-        """
-        found = bind_key() if callable(bind_key) else bind_key
-        key = self.sessions.usual if found is None else found
-        if isinstance(key, str | None) and key in self.binds:
-            return self.binds[key]
-        what = "the callable bind_key returned" if callable(bind_key) else "bind_key is"
-        raise ConfigurationError(
-            f"{what} {shown(found)}; the databases with records are {', '.join(map(shown, self.binds))}"
-            " (IDEMPOTENCY_BINDS)"
-        )
 
 
 def engine_on(
@@ -130,7 +102,7 @@ _states: WeakSet[AppState] = WeakSet()
 
 
 def states() -> list[AppState]:
-    """The states of all applications of this process, the first of each."""
+    """The states of all applications of this process."""
     return list(_states)
 
 
@@ -146,21 +118,5 @@ def app_state(app: Flask) -> AppState:
     if state is None:
         raise ConfigurationError(
             "this application has no Idempotency: call idempotency.init_app(app, db, scope=...)"
-        )
-    return state
-
-
-def one_state(app: Flask, what: str, how: str, bind_key: str | None = None) -> AppState:
-    """The state of the one database that ``what`` works with.
-
-    Raises ``ConfigurationError``, with ``how`` to choose one, if several have records.
-    """
-    state = app_state(app)
-    if bind_key is not None:
-        return state.of_bind(bind_key)
-    if len(state.binds) > 1:
-        raise ConfigurationError(
-            f"{what} works with one database of records, and this application has"
-            f" {', '.join(map(shown, state.binds))}: {how}"
         )
     return state
