@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from flask_idempotency.session.after_commit import after_commit
     from flask_idempotency.web.decorator import idempotent
-    from flask_idempotency.web.request.state import current_operation
+    from flask_idempotency.web.request.request_state import current_operation
     from flask_idempotency.web.signals import (
         operation_executed,
         operation_interrupted,
@@ -84,7 +84,7 @@ _MODULES = (
     "web.decorator",
     "extension",
     "session.after_commit",
-    "web.request.state",
+    "web.request.request_state",
     "web.signals",
 )
 

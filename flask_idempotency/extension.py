@@ -19,8 +19,7 @@ from redis import Redis, RedisCluster
 from sqlalchemy import Engine, MetaData, Table
 from sqlalchemy.orm import scoped_session
 
-from flask_idempotency.core.engine import MAX_WAITERS
-from flask_idempotency.core.engine import Engine as IdempotencyEngine
+from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records, Unlocked
@@ -31,17 +30,18 @@ from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import own_pool
-from flask_idempotency.stores.postgres.records import PostgresRecords
+from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
-from flask_idempotency.stores.redis.records import RedisRecords
+from flask_idempotency.stores.redis.store import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
-from flask_idempotency.stores.sqlite.records import SqliteRecords
+from flask_idempotency.stores.sqlite.store import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
-from flask_idempotency.web.purge import Purge
+from flask_idempotency.web.purge_after_responses import Purge
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.setup import routes
+from flask_idempotency.web.setup.app_state import AppState, Protections, set_state, states
 from flask_idempotency.web.setup.environment import (
     bind_of,
     check_driver,
@@ -59,7 +59,6 @@ from flask_idempotency.web.setup.options import (
     read_protection,
 )
 from flask_idempotency.web.setup.settings import Settings, read_settings
-from flask_idempotency.web.setup.state import AppState, Protections, set_state, states
 from flask_idempotency.web.signals import Event, send, store_failed
 
 if TYPE_CHECKING:
@@ -351,7 +350,7 @@ def _compose(
         )
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
-    engine = IdempotencyEngine(records, lock, sealer, time, _max_waiters(database))
+    engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
     own, own_engine = records, database
     if isinstance(records, PostgresRecords):
         own, own_engine = records.apart(), records.messages.own.engine
@@ -372,7 +371,7 @@ def _compose(
         own,
         own_engine,
         observed,
-        IdempotencyEngine(observed, Unlocked(), sealer, time),
+        DecisionEngine(observed, Unlocked(), sealer, time),
         Purge(own) if settings.purge and settings.has_table else None,
     )
 

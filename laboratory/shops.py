@@ -26,7 +26,7 @@ from example.models import Order, Payment
 from flask_idempotency import current_operation
 from flask_idempotency.core.records import Claim
 from flask_idempotency.testing.watch import Watch, WatchedLock, WatchedRecords
-from flask_idempotency.web.setup.state import AppState, app_state, engine_on
+from flask_idempotency.web.setup.app_state import AppState, app_state, engine_on
 from laboratory import card_provider, without
 
 FAULT = "Laboratory-Fault"

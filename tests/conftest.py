@@ -28,7 +28,8 @@ import tests.sessions
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.stores import own_pool
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.web import purge, signals
+from flask_idempotency.web import purge_after_responses as purge
+from flask_idempotency.web import signals
 from tests.databases import Databases
 from tests.drivers import with_driver
 from tests.flask_releases import is_left_out

@@ -25,7 +25,7 @@ from flask_idempotency.operate.find import admin, find
 from flask_idempotency.operate.show import Found, row
 from flask_idempotency.operate.words import LONGEST_NAME, is_legible, one_line, records
 from flask_idempotency.stores.admin import Line
-from flask_idempotency.web.setup.state import AppState, app_state
+from flask_idempotency.web.setup.app_state import AppState, app_state
 
 from .group import (
     as_json,
@@ -40,7 +40,7 @@ from .group import (
     write_rows,
     yes_option,
 )
-from .records import checked, write_found
+from .listing import checked, write_found
 
 _attempt_option = click.option("--attempt", type=int, metavar="N", help="The attempt that you"
                                " have looked into; does nothing after another one.")  # fmt: skip

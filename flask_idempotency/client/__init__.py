@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .budget import RetryBudget
-from .keys import derive_key, new_key
-from .responses import problem_of, was_replayed
+from .new_keys import derive_key, new_key
 from .retries import Retry, RetryPolicy, attempts_of, limit_retries
+from .verdicts import problem_of, was_replayed
 
 if TYPE_CHECKING:
     from .session import IdempotentAdapter, IdempotentSession

@@ -31,9 +31,9 @@ from .allowed import (
     check,
 )
 from .budget import RETRY, SUCCESS, RetryBudget
-from .keys import new_key
+from .new_keys import new_key
 from .permanent import is_permanent
-from .responses import is_replay, problem_type, retry_after
+from .verdicts import is_replay, problem_type, retry_after
 
 log = Log("flask_idempotency.client")
 

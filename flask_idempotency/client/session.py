@@ -10,8 +10,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from .allowed import Rule, check
-from .responses import INTERIM, LATE, NO_END, tells_its_end
 from .retries import POLICY, Attempts, RetryPolicy, policy_or_usual
+from .verdicts import INTERIM, LATE, NO_END, tells_its_end
 
 try:
     import requests

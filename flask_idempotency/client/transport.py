@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from .allowed import Rule, check
-from .responses import LATE, NO_END, tells_its_end
 from .retries import POLICY, Attempts, RetryPolicy, policy_or_usual
+from .verdicts import LATE, NO_END, tells_its_end
 
 try:
     import anyio

@@ -10,9 +10,9 @@ from flask.blueprints import BlueprintSetupState
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, shown
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web.setup.app_state import app_state
 
-from . import access, pages, records
+from . import access, pages, record_page
 
 
 def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
@@ -35,10 +35,10 @@ def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
     blueprint.add_url_rule("/", "overview", pages.overview)
     blueprint.add_url_rule("/records", "records", pages.records)
     blueprint.add_url_rule("/search", "search", pages.search, methods=["POST"])
-    blueprint.add_url_rule("/records/<digits>", "record", records.record)
-    blueprint.add_url_rule("/records/<digits>/body", "body", records.body, methods=["POST"])
-    blueprint.add_url_rule("/records/<digits>/<action>", "confirm", records.confirm)
-    blueprint.add_url_rule("/records/<digits>/<action>", "act", records.act, methods=["POST"])
+    blueprint.add_url_rule("/records/<digits>", "record", record_page.record)
+    blueprint.add_url_rule("/records/<digits>/body", "body", record_page.body, methods=["POST"])
+    blueprint.add_url_rule("/records/<digits>/<action>", "confirm", record_page.confirm)
+    blueprint.add_url_rule("/records/<digits>/<action>", "act", record_page.act, methods=["POST"])
     blueprint.record(_set_up)
     return blueprint
 

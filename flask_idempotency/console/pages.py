@@ -28,9 +28,9 @@ from flask_idempotency.operate.find import (
 )
 from flask_idempotency.operate.words import duration, explain, printable
 from flask_idempotency.stores.admin import Line, Overview
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web.setup.app_state import app_state
 
-from . import access, words
+from . import access, labels
 
 _STATES = ("in_progress", "interrupted", "released", "failed", "completed", "observed", "erased")
 """What needs somebody is on the left, where a narrow screen shows it."""
@@ -61,10 +61,10 @@ _templates = Environment(
 """Our own: no setting and no template of the application's changes what is escaped."""
 
 _templates.filters.update(
-    moment=words.moment,
+    moment=labels.moment,
     duration=duration,
-    size=words.size,
-    number=words.number,
+    size=labels.size,
+    number=labels.number,
     digits=lambda key: key[:SHOWN],
     label=lambda name: name.replace("_", " "),
 )

@@ -10,7 +10,7 @@ from flask_idempotency.core.records import Record, State
 from flask_idempotency.operate.show import Found
 from flask_idempotency.stores.admin import Time
 
-from . import words
+from . import labels
 
 SHOWN = "shown"
 """What the audit says of a body and results that an operator has looked at."""
@@ -46,7 +46,7 @@ def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment
     if line.state != "erased":
         yield Moment(line.created, "Created", "by the first request with its key")
     for step in found.steps:
-        detail = f"in attempt {step.attempt}, its result has {words.size(step.bytes)}"
+        detail = f"in attempt {step.attempt}, its result has {labels.size(step.bytes)}"
         yield Moment(step.finished, f"Step {step.name} finished", detail)
     for entry in found.audit:
         why = f": {entry.why}" if entry.why else ""
@@ -72,4 +72,4 @@ def _after(now: datetime, seconds: float) -> Time:
     try:
         return now + timedelta(seconds=seconds)
     except OverflowError:
-        return words.ago(-seconds)
+        return labels.ago(-seconds)

@@ -1,8 +1,8 @@
 """One loop: ask the core what comes next, do it through the ports.
 
-The engine knows no database, no Redis and no web framework. A request calls :meth:`Engine.decide`
-and gets a decision; if that is :class:`Claimed`, it runs the operation and ends the execution with
-``complete``, ``release`` or ``abandon``.
+The engine knows no database, no Redis and no web framework. A request calls
+:meth:`DecisionEngine.decide` and gets a decision. If that is :class:`Claimed`, it runs the operation and
+ends the execution with ``complete``, ``release`` or ``abandon``.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ Settled = Replay | InProgress | Interrupted | Mismatch
 Decision = Claimed | Settled
 
 
-class Engine:
+class DecisionEngine:
     """Claims operations in ``records``, behind a fast ``lock``.
 
     At most ``max_waiters`` requests wait for others at the same time.

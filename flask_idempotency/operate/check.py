@@ -11,12 +11,12 @@ from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.signals import Event, store_failed
 
 from .decide import check_sealer
 from .find import admin
-from .routes import examine_routes, write_routes
+from .unprotected import examine_routes, write_routes
 from .words import explain
 
 FOR_LISTENERS = (

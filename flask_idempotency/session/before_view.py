@@ -18,7 +18,7 @@ from flask_idempotency.drivers.sqlalchemy_private import StandsUnder, put_under
 from flask_idempotency.drivers.sqlstates import ABORTED
 from flask_idempotency.drivers.sqltext import CONSTRAINTS, CURSOR, LOCKS, SAVEPOINT, SIGNALS, UNSURE
 
-from . import statements as sql
+from . import questions as sql
 from .ear import hear_cursors, noted
 from .units import StandIn, Units
 

@@ -49,7 +49,7 @@ from flask_idempotency.drivers.sqltext import (
     WRITES,
 )
 
-from . import statements as sql
+from . import questions as sql
 from .units import ENDED, NAME, StandIn, Units
 
 EARLY = f"SAVEPOINT {NAME}0"
@@ -65,7 +65,7 @@ class Facts:
     """What was asked once of an engine's database.
 
     ``settings`` are statements that a transaction of ours begins with; for the others see
-    :data:`~flask_idempotency.session.statements.FACTS`. ``is_stale`` once something has proved
+    :data:`~flask_idempotency.session.questions.FACTS`. ``is_stale`` once something has proved
     wrong: then the next operation asks again.
     """
 

@@ -39,7 +39,7 @@ from flask_idempotency.drivers.sqltext import (
     savepoint_of,
 )
 
-from .statements import Carried
+from .questions import Carried
 
 NAME = "idempotency_"
 """What the name of a unit's savepoint begins with; its number follows.

@@ -21,10 +21,10 @@ from flask_idempotency.core.keys import uuid7
 from flask_idempotency.core.storable import REPLAYED
 from flask_idempotency.web.setup.routes import hidden_route, name_of, refuse_misplaced, route_of
 
-from .check import TIMEOUT_SECONDS, Check
+from .comparison import changed_request, differences, shown
 from .crashes import CrashPoint, armed
 from .effects import Effects, kind_of
-from .responses import changed_request, differences, shown
+from .procedure import TIMEOUT_SECONDS, Check
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
 

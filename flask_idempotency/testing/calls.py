@@ -10,12 +10,19 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.core.engine import Claimed, Decision, Engine, InProgress, Mismatch, Replay
+from flask_idempotency.core.engine import (
+    Claimed,
+    Decision,
+    DecisionEngine,
+    InProgress,
+    Mismatch,
+    Replay,
+)
 from flask_idempotency.core.errors import OperationInterrupted
 
-from .check import TIMEOUT_SECONDS, Check
 from .crashes import CrashPoint, armed
 from .effects import Effects
+from .procedure import TIMEOUT_SECONDS, Check
 from .watch import ports
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
@@ -264,11 +271,11 @@ class CallCheck(Check[Delivery]):
         return self._acknowledged() - self._acknowledged_before if self._acknowledged else 0
 
 
-class NotingEngine(Engine):
+class NotingEngine(DecisionEngine):
     """Notes what it decides, for the call that asked."""
 
     def decide(self, *args: Any, **options: Any) -> Decision:
-        """See :class:`Engine`."""
+        """See :class:`DecisionEngine`."""
         decision = super().decide(*args, **options)
         if (noted := _decisions.get()) is not None:
             noted.append(decision)

@@ -18,11 +18,11 @@ from sqlalchemy import Connection, Engine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.drivers.port import FAILED, IDLE, Answer, innermost
 from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.session.questions import literal
 from flask_idempotency.session.sources import FlaskSQLAlchemySessions
-from flask_idempotency.session.statements import literal
 from flask_idempotency.session.units import StandIn, Units
 from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web.setup.app_state import app_state
 
 _SAVEPOINT = "idempotency_external"
 _SET = "lock_timeout", "synchronous_commit", "enable_sort"

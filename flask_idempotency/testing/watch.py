@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from flask_idempotency.core.engine import Engine
+from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.ports import Glance, Hold
 from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.web.setup.state import AppState, engine_on
+from flask_idempotency.web.setup.app_state import AppState, engine_on
 
 
 class Watch:
@@ -42,7 +42,7 @@ class Watch:
 
 
 def ports(
-    state: AppState, records: Any, lock: Any, engine_class: type[Engine] | None = None
+    state: AppState, records: Any, lock: Any, engine_class: type[DecisionEngine] | None = None
 ) -> AbstractContextManager[object]:
     """Let an application use other records, another lock and, if given, another kind of engine."""
     engine = engine_on(state, records, lock, engine_class)

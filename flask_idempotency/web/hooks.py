@@ -39,14 +39,15 @@ from flask_idempotency.session.flask_context import (
 from flask_idempotency.session.operation import in_thread
 from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.identity import prepare
-from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
-from flask_idempotency.web.request.state import (
+from flask_idempotency.web.request.request_state import (
     Begun,
     RequestState,
     begin_request,
     existing_request,
     this_request,
 )
+from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
+from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.environment import warn_if_short
 from flask_idempotency.web.setup.options import NOT_GIVEN, SAFE_METHODS, Route
 from flask_idempotency.web.setup.routes import (
@@ -61,7 +62,6 @@ from flask_idempotency.web.setup.routes import (
     refuse_unsupported,
     route_of,
 )
-from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
 from .signals import reject

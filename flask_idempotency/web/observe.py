@@ -44,10 +44,10 @@ from flask_idempotency.web.request.identity import (
     prepare,
     request_claim,
 )
+from flask_idempotency.web.request.request_state import RequestState
 from flask_idempotency.web.request.response import replayed
-from flask_idempotency.web.request.state import RequestState
+from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.state import AppState
 
 from .signals import conclude, event_of, operation_observed, problem_type, tell_failure
 

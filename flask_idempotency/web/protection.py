@@ -32,11 +32,11 @@ from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
 from flask_idempotency.web.request.identity import found_for_old, identify, request_claim
+from flask_idempotency.web.request.request_state import RequestState, is_outermost_request, this_request
 from flask_idempotency.web.request.response import replay, replayed
-from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
+from flask_idempotency.web.setup.app_state import AppState, app_state
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
-from flask_idempotency.web.setup.state import AppState, app_state
 
 from .observe import observe
 from .signals import (

@@ -29,12 +29,13 @@ from flask_idempotency.session.flask_context import copied_context, present_cont
 from flask_idempotency.session.operation import Operation, innermost
 from flask_idempotency.web.attempt.attempt import Attempt, raise_again
 from flask_idempotency.web.request.identity import new_claim, new_operation
-from flask_idempotency.web.request.state import (
+from flask_idempotency.web.request.request_state import (
     RequestState,
     existing_request,
     is_in_thread_of_request,
     present_operation,
 )
+from flask_idempotency.web.setup.app_state import AppState, app_state
 from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
     Route,
@@ -43,7 +44,6 @@ from flask_idempotency.web.setup.options import (
     read_options,
 )
 from flask_idempotency.web.setup.routes import refuse_unsupported
-from flask_idempotency.web.setup.state import AppState, app_state
 
 from .protection import claim_or_answer
 from .signals import reject

@@ -17,8 +17,8 @@ from flask_idempotency.client import (
     attempts_of,
     limit_retries,
 )
-from flask_idempotency.client.responses import retry_after
 from flask_idempotency.client.retries import Attempts
+from flask_idempotency.client.verdicts import retry_after
 from flask_idempotency.core.errors import PROBLEMS, OperationFailed, Retryable
 from tests.client.conftest import LOST, drop_before, respond, with_async_httpx, with_httpx
 from tests.client.test_howto import DOCS

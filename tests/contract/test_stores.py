@@ -7,7 +7,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
-from flask_idempotency.stores.redis.records import RedisRecords
+from flask_idempotency.stores.redis.store import RedisRecords
 from tests.contract.suite import StoreContract
 from tests.drivers import EACH
 

@@ -30,7 +30,7 @@ from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.web import protection
 from flask_idempotency.web.attempt.attempt import Attempt
-from flask_idempotency.web.request.state import RequestState
+from flask_idempotency.web.request.request_state import RequestState
 from tests.differential import documented_kept, kept
 from tests.differential.comparison import LOST, Twins, Verdict
 from tests.differential.documented_schema import DOCUMENTED, WITH_HIDDEN

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import servers.urls
-from flask_idempotency.session.statements import FACTS
+from flask_idempotency.session.questions import FACTS
 from tests.differential import documented_kept as kept
 from tests.differential.comparison import Twins
 from tests.differential.documented import documented

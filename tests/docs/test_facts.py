@@ -15,7 +15,7 @@ import pytest
 
 import flask_idempotency
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.records import STATES
+from flask_idempotency.cli.listing import STATES
 from flask_idempotency.client import RetryPolicy
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT

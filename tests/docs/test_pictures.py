@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from flask_idempotency.cli.records import STATES
+from flask_idempotency.cli.listing import STATES
 from flask_idempotency.core.machine import Situation
 from flask_idempotency.core.storable import NOT_STORED
 from flask_idempotency.web.setup.settings import SETTINGS

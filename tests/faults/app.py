@@ -33,8 +33,8 @@ from flask_idempotency import (
 from flask_idempotency.core.errors import LeaseLost, Problem
 from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_steps, define_table
-from flask_idempotency.web import purge
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web import purge_after_responses as purge
+from flask_idempotency.web.setup.app_state import app_state
 from tests import sessions
 from tests.faults import designs, mutants, points
 from tests.faults.points import Deliberate, point

@@ -25,7 +25,7 @@ from flask_idempotency.session.session_class import JoiningSession
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.stores.postgres.records import PostgresRecords
+from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
 from flask_idempotency.web.attempt import attempt
 

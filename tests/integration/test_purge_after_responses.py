@@ -13,7 +13,7 @@ from flask import Flask, current_app
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
-from flask_idempotency.web import purge
+from flask_idempotency.web import purge_after_responses as purge
 from tests.integration.commands.purging import FILL, outside
 from tests.integration.test_workers import KINDS
 from tests.waiting import wait_until

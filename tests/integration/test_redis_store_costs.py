@@ -10,7 +10,7 @@ import redis
 
 import servers
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.stores.redis.records import RedisRecords
+from flask_idempotency.stores.redis.store import RedisRecords
 from tests.contract.claims import a_claim, again, stored_record
 from tests.waiting import wait_until
 

@@ -80,7 +80,7 @@ def files(*folders: str) -> list[Path]:
 
 
 EXTRAS = {
-    "client/keys.py": "requests",
+    "client/new_keys.py": "requests",
     "client/session.py": "requests",
     "client/transport.py": "httpx",
     "drivers/psycopg.py": "psycopg",

@@ -11,7 +11,7 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
-from flask_idempotency.web.request.state import ASKED_TOO_EARLY
+from flask_idempotency.web.request.request_state import ASKED_TOO_EARLY
 from flask_idempotency.web.setup.routes import name_of
 
 

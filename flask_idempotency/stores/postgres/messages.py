@@ -15,7 +15,7 @@ from flask_idempotency.drivers import driver_of
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.drivers.sqlstates import is_lost
 from flask_idempotency.session.postgres_units import EARLY, Facts
-from flask_idempotency.session.statements import FACTS, WHERE_TABLE_IS, WHERE_TABLE_IS_NOW
+from flask_idempotency.session.questions import FACTS, WHERE_TABLE_IS, WHERE_TABLE_IS_NOW
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.own_pool import reach
 

@@ -11,7 +11,7 @@ from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.transaction_scope import Joined
-from flask_idempotency.web.request.state import existing_request, is_outermost_request
+from flask_idempotency.web.request.request_state import existing_request, is_outermost_request
 from flask_idempotency.web.signals import conclude, operation_rejected
 
 from .attempt import Attempt, raise_again

@@ -19,10 +19,10 @@ from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.flask_context import handle_error
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import warn_undone
+from flask_idempotency.web.request.request_state import RequestState
 from flask_idempotency.web.request.response import capture, handle_problem
-from flask_idempotency.web.request.state import RequestState
+from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import conclude, note, operation_executed, operation_taken_over
 
 

@@ -28,8 +28,8 @@ from flask_idempotency.session.leftovers import blocks_records, drop, refuse_uns
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.set_aside import parked, set_aside
 from flask_idempotency.session.transaction_scope import Joined
+from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
-from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, warn
 
 _PASSING = (

@@ -15,8 +15,8 @@ from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.session.operation import Operation
+from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.options import REQUIRED, Route
-from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Told
 
 from . import forms
@@ -25,7 +25,7 @@ from .body import (
     Body,
     fingerprint,
 )
-from .state import PresentedKey, RequestState, current_scope
+from .request_state import PresentedKey, RequestState, current_scope
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters

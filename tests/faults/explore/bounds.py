@@ -12,7 +12,7 @@ from unittest.mock import patch
 from flask_idempotency.core import engine, machine
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
-from flask_idempotency.stores.postgres.records import PostgresRecords
+from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
 from tests.faults import mutants
 from tests.faults.explore.schedules import Report, explore

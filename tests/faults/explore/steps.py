@@ -17,7 +17,7 @@ from sqlalchemy import event
 from flask_idempotency.drivers.port import IDLE
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.postgres import holds
-from flask_idempotency.stores.postgres.records import PostgresRecords
+from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_steps, define_table
 from servers import plain_dsn

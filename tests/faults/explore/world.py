@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from flask_idempotency.core.engine import Claimed, Engine, InProgress, Mismatch, Replay
+from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import NoLock, Plain
@@ -97,7 +97,7 @@ class World:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
         lock = RedisLock(lambda: self._servers.redis, "explored:")
         fast = lock if self._bound.redis else NoLock()
-        engine = Engine(self._servers.records, fast, Plain(), Clock())
+        engine = DecisionEngine(self._servers.records, fast, Plain(), Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from flask_idempotency.cli.records import summary
+from flask_idempotency.cli.listing import summary
 from flask_idempotency.stores.admin import CAPPED, Overview, Tally
 from tests.integration.commands.running import ANSWER
 from tests.integration.commands.test_overview import fill

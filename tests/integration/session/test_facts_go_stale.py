@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.session import statements
+from flask_idempotency.session import questions as statements
 
 TABLES = """
     create schema hidden;

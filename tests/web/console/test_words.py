@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta, timezone
 
-from flask_idempotency.console.words import ago, moment, size
+from flask_idempotency.console.labels import ago, moment, size
 from flask_idempotency.operate.words import duration
 
 

@@ -17,7 +17,8 @@ from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.session.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
 from flask_idempotency.web.request.body import is_used_up
-from flask_idempotency.web.request.state import current_scope, this_request
+from flask_idempotency.web.request.request_state import current_scope, this_request
+from flask_idempotency.web.setup.app_state import AppState, states
 from flask_idempotency.web.setup.options import SAFE_METHODS, Route, ScopeCallable
 from flask_idempotency.web.setup.routes import (
     covering_route,
@@ -31,7 +32,6 @@ from flask_idempotency.web.setup.routes import (
     refuse_unsupported,
     route_of,
 )
-from flask_idempotency.web.setup.state import AppState, states
 
 HERE = {"REMOTE_ADDR": "127.0.0.1"}
 """Whom a request of ours comes from."""

@@ -12,12 +12,12 @@ from flask import Blueprint, Flask, current_app
 from flask.blueprints import BlueprintSetupState
 from sqlalchemy import Engine
 
-from flask_idempotency.core.engine import Engine as IdempotencyEngine
+from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
-from flask_idempotency.web.purge import Purge
+from flask_idempotency.web.purge_after_responses import Purge
 
 from .options import Route, ScopeCallable
 from .settings import Settings
@@ -73,13 +73,13 @@ class AppState(Databases):
     scope: ScopeCallable | None
     settings: Settings
     lock: Lock
-    engine: IdempotencyEngine
+    engine: DecisionEngine
     sealer: Sealer
     protections: Protections
     own_records: Records  # the same, for threads of ours: past the pool of the application
     own_engine: Engine
     observed_records: Records  # the same, for requests that are only observed: briefly
-    observer: IdempotencyEngine  # on these
+    observer: DecisionEngine  # on these
     purge: Purge | None
     unobserved_until: float = 0.0  # by time.monotonic(), after a failure
     has_served: bool = False
@@ -91,8 +91,8 @@ class AppState(Databases):
 
 
 def engine_on(
-    state: AppState, records: Records, lock: Lock, kind: type[IdempotencyEngine] | None = None
-) -> IdempotencyEngine:
+    state: AppState, records: Records, lock: Lock, kind: type[DecisionEngine] | None = None
+) -> DecisionEngine:
     """An engine like an application's own on other ports, such as some that stand before its own."""
     make = kind or type(state.engine)
     return make(records, lock, state.sealer, time, state.engine.max_waiters)
