@@ -1,8 +1,8 @@
 """One loop: ask the core what comes next, do it through the ports.
 
 The engine knows no database, no Redis and no web framework. A request calls
-:meth:`DecisionEngine.decide` and gets a decision. If that is :class:`Claimed`, it runs the operation and
-ends the execution with ``complete``, ``release`` or ``abandon``.
+:meth:`DecisionEngine.decide` and gets a decision. If that is :class:`Claimed`, it runs the operation
+and ends the execution with ``complete``, ``release`` or ``abandon``.
 """
 
 from __future__ import annotations

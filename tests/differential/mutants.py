@@ -21,7 +21,7 @@ import servers.urls
 from flask_idempotency.drivers import cursors, parsed, psycopg, psycopg2, raw_connection, sqltext
 from flask_idempotency.drivers.parsed import Text
 from flask_idempotency.session import before_view, leftovers, postgres_units, transaction_scope
-from flask_idempotency.session import statements as sql
+from flask_idempotency.session import questions as sql
 from flask_idempotency.session import units as units_module
 from flask_idempotency.session.postgres_units import Facts, PostgresUnits
 from flask_idempotency.session.transaction_scope import Joined
