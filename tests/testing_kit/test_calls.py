@@ -15,8 +15,13 @@ from flask_idempotency import (
     RequestInProgress,
     current_operation,
 )
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent_call, crash_at, every_crash
-from flask_idempotency.testing import check as checks
+from flask_idempotency.testing import (
+    CRASH_POINTS,
+    assert_idempotent_call,
+    crash_at,
+    every_crash,
+    procedure,
+)
 
 SQL = pytest.mark.parametrize("store", ["sql"], indirect=True)
 
@@ -112,7 +117,7 @@ class TestRight:
 
     @SQL
     def test_a_duplicate_that_waits_for_the_first(self, shop, consume, order, monkeypatch):
-        monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.2)
+        monkeypatch.setattr(procedure, "IN_VIEW_SECONDS", 0.2)
         assert_idempotent_call(
             shop.app, lambda: consume(order, wait=30), effects=shop.payments, duplicates=2
         )

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from flask import request
 
 from flask_idempotency import RequestInProgress, current_operation, idempotent
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
-from flask_idempotency.testing import check as checks
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash, procedure
 from tests.testing_kit.conftest import make_shop
 from tests.testing_kit.test_wrong_endpoints import message
 
@@ -170,7 +169,7 @@ def test_halves_may_differ_from_the_whole_in_a_last_digit(balanced):
 def test_what_duplicates_write_is_told_where_they_have_to_wait_until_the_first_has_written(
     shop, monkeypatch
 ):
-    monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.5)
+    monkeypatch.setattr(procedure, "IN_VIEW_SECONDS", 0.5)
 
     def and_pay(view):
         @wraps(view)

@@ -11,8 +11,7 @@ from flask import abort, g, redirect, request, session
 from flask.testing import FlaskClient
 
 from flask_idempotency import OperationInterrupted, current_operation, idempotent
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
-from flask_idempotency.testing import check as checks
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash, procedure
 
 
 def crashes(shop, **kwargs):
@@ -139,7 +138,7 @@ def test_a_view_that_reads_or_writes_the_session(shop, vary):
 
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)
 def test_a_duplicate_may_wait_for_the_first(shop, monkeypatch):
-    monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.2)
+    monkeypatch.setattr(procedure, "IN_VIEW_SECONDS", 0.2)
     shop.view(shop.pay, wait=30)
     assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, duplicates=2)
 

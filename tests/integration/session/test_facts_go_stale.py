@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.session import questions as statements
+from flask_idempotency.session import questions
 
 TABLES = """
     create schema hidden;
@@ -242,7 +242,7 @@ def test_only_what_a_user_may_set_is_taken_for_a_setting(world):
             )
         )
         with world.app.app_context(), world.db.engine.connect() as connection:
-            found = connection.exec_driver_sql(statements.FUNCTIONS).one()
+            found = connection.exec_driver_sql(questions.FUNCTIONS).one()
         names = {name for each in found for name in each or ()}
         assert names <= {"plpgsql.nothing"}, "nobody can tell that this one is reserved"
 
