@@ -210,13 +210,13 @@ def claim_without_attempt(_app: Flask) -> None:
 def another_answer(_app: Flask) -> None:
     """A replay that is not byte for byte."""
 
-    def shortened(self: engine.Engine, record: Any, claim: Claim) -> engine.Replay:
+    def shortened(self: engine.DecisionEngine, record: Any, claim: Claim) -> engine.Replay:
         decision = before(self, record, claim)
         body = (decision.response.body or b"").replace(b"\n", b"")
         return replace(decision, response=replace(decision.response, body=body))
 
-    before = engine.Engine._replay
-    engine.Engine._replay = shortened  # type: ignore[method-assign]
+    before = engine.DecisionEngine._replay
+    engine.DecisionEngine._replay = shortened  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Mutant] = {

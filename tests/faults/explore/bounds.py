@@ -106,7 +106,7 @@ MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
     "no_marker_over_anothers_lock": (no_marker_over_anothers_lock, Bound(faults=(FLUSH, CRASH))),
 }
 
-_TOUCHED = (statements, redis, PostgresRecords, PostgresHold, redis.RedisLock, engine.Engine)
+_TOUCHED = (statements, redis, PostgresRecords, PostgresHold, redis.RedisLock, engine.DecisionEngine)
 
 
 @contextmanager
