@@ -38,7 +38,7 @@ from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.store import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
-from flask_idempotency.web.purge_after_responses import Purge
+from flask_idempotency.web.purging import Purge
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.app_state import AppState, Protections, set_state, states

@@ -28,8 +28,7 @@ import tests.sessions
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.stores import own_pool
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.web import purge_after_responses as purge
-from flask_idempotency.web import signals
+from flask_idempotency.web import purging, signals
 from tests.databases import Databases
 from tests.drivers import with_driver
 from tests.flask_releases import is_left_out
@@ -129,7 +128,7 @@ def postgres() -> Iterator[Any]:
 @pytest.fixture(autouse=True, scope="session")
 def _no_purge_by_chance() -> None:
     """Nothing is deleted after one response in fifty, unless a test says so."""
-    purge.EVERY = 10**9
+    purging.EVERY = 10**9
 
 
 @pytest.fixture(scope="session")

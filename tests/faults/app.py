@@ -33,7 +33,7 @@ from flask_idempotency import (
 from flask_idempotency.core.errors import LeaseLost, Problem
 from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_steps, define_table
-from flask_idempotency.web import purge_after_responses as purge
+from flask_idempotency.web import purging
 from flask_idempotency.web.setup.app_state import app_state
 from tests import sessions
 from tests.faults import designs, mutants, points
@@ -90,7 +90,7 @@ def _ours(app: Flask, design: str) -> Any:
     app.config["IDEMPOTENCY_REDIS_URL"] = os.environ["REDIS_URL"]
     app.config["IDEMPOTENCY_WAIT"] = float(os.environ.get("FAULTS_WAIT", "0"))
     lock.PROBE_AFTER_SECONDS = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
-    purge.EVERY = 2
+    purging.EVERY = 2
     if design != "ours":
         mutants.MUTANTS[design].apply(app)
     scope = None if design == "no_scope" else lambda: request.headers["X-User"]

@@ -13,7 +13,7 @@ from flask import Flask, current_app
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
-from flask_idempotency.web import purge_after_responses as purge
+from flask_idempotency.web import purging
 from tests.integration.commands.purging import FILL, outside
 from tests.integration.test_workers import KINDS
 from tests.waiting import wait_until
@@ -23,7 +23,7 @@ FILLED = "select count(*) from idempotency_record where name = 'filled'"
 
 @pytest.fixture(autouse=True)
 def _after_each_response(monkeypatch):
-    monkeypatch.setattr(purge, "EVERY", 1)
+    monkeypatch.setattr(purging, "EVERY", 1)
 
 
 def respond(world):
@@ -65,8 +65,8 @@ def test_a_replay_or_a_problem_is_not_followed_by_one(world, left):
 
 def test_about_one_first_request_in_fifty_is(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(purge, "EVERY", 50)
-    after = purge.Purge(None)
+    monkeypatch.setattr(purging, "EVERY", 50)
+    after = purging.Purge(None)
     assert 800 < sum(after.is_due() for _ in range(50_000)) < 1200
 
 

@@ -34,7 +34,7 @@ ROOMS = {
 
 # The floors of the room `web`, from the ground up. What stands side by side does not meet.
 WEB = [
-    {"purge_after_responses", "signals"},
+    {"purging", "signals"},
     {"setup"},
     {"request"},
     {"attempt"},
