@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
@@ -125,12 +124,3 @@ def _examine_own_connections(state: AppState) -> Iterator[Finding]:
         yield Finding("FAILED", "own pool", bad, FOR_LISTENERS)
     else:
         yield Finding("ok", "own pool", "reaches the records")
-
-
-def _threads(state: AppState) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The threads that this application has."""
-    if not state.settings.has_table:  # elsewhere nobody listens
-        return
-    routes = [each.route for each in write_routes(state) if each.route is not None]
-    if not all(route.enforce for route in routes):
-        yield "observing", partial(state.observed_records.look, trial_claim().key)
