@@ -120,10 +120,6 @@ class Fingerprint:
         return f"version {self.algorithm}" + (f" under key {key_id.hex()}" if key_id else "")
 
 
-UNCOMPARED: Final = Fingerprint(0, bytes(_DIGEST_BYTES))
-"""Of a request whose body is not known: equal to its own kind, and comparable with no other."""
-
-
 def _mac(data: bytes, key: bytes) -> bytes:
     # Four times as fast as HMAC: this is computed for every request.
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).digest()
