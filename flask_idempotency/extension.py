@@ -351,9 +351,7 @@ def _compose(
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
     engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
-    own, own_engine = records, database
-    if isinstance(records, PostgresRecords):
-        own, own_engine = records.apart(), records.messages.own.engine
+    own = records.apart() if isinstance(records, PostgresRecords) else records
     observed = own.briefly()
     return AppState(
         app,
@@ -369,7 +367,6 @@ def _compose(
         sealer,
         protections,
         own,
-        own_engine,
         observed,
         DecisionEngine(observed, Unlocked(), sealer, time),
         Purge(own) if settings.purge and settings.has_table else None,

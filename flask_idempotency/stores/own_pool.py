@@ -21,15 +21,15 @@ long as they usually do, and no delay that a client would take for an outage."""
 _all: WeakSet[Engine] = WeakSet()
 
 
-def apart(engine: Engine, size: int) -> Engine:
-    """An engine that connects as ``engine`` does, and never more than ``size`` times.
+def apart(engine: Engine) -> Engine:
+    """An engine that connects as ``engine`` does, and never more than :data:`OWN_CONNECTIONS` times.
 
     It has the same dialect, whose listeners may fetch a password, and tells those for new connections,
     which may set a search path. Those for check-outs serve requests, and are not told. It opens nothing
     before it is used, and closes what is idle when ``engine`` is disposed. If every connection stays in
     use for :data:`BRIEF_SECONDS`, it raises SQLAlchemy's ``TimeoutError``.
     """
-    pool = pool_beside(engine, size, BRIEF_SECONDS)
+    pool = pool_beside(engine, OWN_CONNECTIONS, BRIEF_SECONDS)
 
     def connected(driver: Any, record: Any) -> None:
         for listener in engine.pool.dispatch.connect.listeners:  # those on the class are told anyway

@@ -6,6 +6,7 @@ replaced by others that pass everything on, and put back afterwards.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,7 @@ from unittest.mock import patch
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.ports import Glance, Hold
 from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.web.setup.app_state import AppState, engine_on
+from flask_idempotency.web.setup.app_state import AppState
 
 
 class Watch:
@@ -45,7 +46,8 @@ def ports(
     state: AppState, records: Any, lock: Any, engine_class: type[DecisionEngine] | None = None
 ) -> AbstractContextManager[object]:
     """Let an application use other records, another lock and, if given, another kind of engine."""
-    engine = engine_on(state, records, lock, engine_class)
+    make = engine_class or type(state.engine)
+    engine = make(records, lock, state.sealer, time, state.engine.max_waiters)
     return patch.multiple(state, records=records, lock=lock, engine=engine)
 
 

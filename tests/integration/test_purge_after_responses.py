@@ -177,7 +177,7 @@ def test_listeners_that_need_a_context_reach_no_response(world, left, caplog, ev
 
 def test_the_last_connection_is_left_to_others(world, left):
     world.sql(FILL.format(10))
-    pool = world.app.extensions["idempotency"].own_engine.pool
+    pool = world.app.extensions["idempotency"].own_records.messages.engine.pool
     with ExitStack() as stack:
         for _ in range(pool.size() - 1):
             stack.callback(pool.connect().close)

@@ -312,7 +312,7 @@ def test_hearing_of_the_end_of_an_engine_costs_its_connections_nothing(engine):
 
 
 def test_an_engine_beside_another_ends_with_it_and_costs_it_nothing_either(engine):
-    beside = apart(engine, 1)
+    beside = apart(engine)
     beside.connect().close()
     assert beside.pool.checkedin() == 1
     engine.dispose()

@@ -53,13 +53,13 @@ class Messages:
         self._cache: dict[tuple[str, str], str] = {}
         self._schema: str | None = None
         self._as_login = False
-        self._like = self.own = self
+        self._like = self
 
     def apart(self, engine: Engine) -> Messages:
-        """The same on an engine for threads of ours, to the same database: from now on ``own``."""
-        self.own = Messages(engine, self.table, self.steps)
-        self.own._like = self  # noqa: SLF001 -- of this class
-        return self.own
+        """The same on an engine of our own, to the same database."""
+        own = Messages(engine, self.table, self.steps)
+        own._like = self
+        return own
 
     def briefly(self) -> Messages:
         """The same for what is only observed: nobody waits long for it, and a crash may lose it."""

@@ -19,7 +19,7 @@ from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.admin import Admin
-from flask_idempotency.stores.own_pool import OWN_CONNECTIONS, apart
+from flask_idempotency.stores.own_pool import apart
 
 from . import lease_statements, statements
 from .failures import QUERY_CANCELED
@@ -47,9 +47,9 @@ class PostgresRecords:
         return PostgresAdmin(self)
 
     def apart(self) -> PostgresRecords:
-        """The same records for threads of ours, past the pool of the application."""
+        """The same records on connections of our own, past the pool of the application."""
         own = copy(self)
-        own.messages = self.messages.apart(apart(self.messages.engine, OWN_CONNECTIONS))
+        own.messages = self.messages.apart(apart(self.messages.engine))
         return own
 
     def briefly(self) -> PostgresRecords:

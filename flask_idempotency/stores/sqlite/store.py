@@ -18,7 +18,7 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.stores.admin import Admin
-from flask_idempotency.stores.own_pool import BRIEF_SECONDS, OWN_CONNECTIONS, apart
+from flask_idempotency.stores.own_pool import BRIEF_SECONDS, apart
 
 from . import statements
 from .holds import SqliteHold, SqliteLease, seen
@@ -45,7 +45,7 @@ class SqliteRecords:
     def briefly(self) -> SqliteRecords:
         """The same for what is only observed: on connections of our own, which hardly wait."""
         there, milliseconds = self.messages, round(BRIEF_SECONDS * 1000)
-        own = SqliteRecords(apart(there.engine, OWN_CONNECTIONS), there.table, there.steps)
+        own = SqliteRecords(apart(there.engine), there.table, there.steps)
         own._line_seconds = BRIEF_SECONDS
 
         def connected(driver: Any, _record: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,7 +9,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask, current_app
 from flask.blueprints import BlueprintSetupState
-from sqlalchemy import Engine
 
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
@@ -76,8 +74,7 @@ class AppState(Databases):
     engine: DecisionEngine
     sealer: Sealer
     protections: Protections
-    own_records: Records  # the same, for threads of ours: past the pool of the application
-    own_engine: Engine
+    own_records: Records  # the same, for what no request waits for: past the application's pool
     observed_records: Records  # the same, for requests that are only observed: briefly
     observer: DecisionEngine  # on these
     purge: Purge | None
@@ -88,14 +85,6 @@ class AppState(Databases):
     # How long each operation took here, by its name: what a duplicate is told to wait.
     last_seconds: dict[str, float] = field(default_factory=dict)
     tracing: Tracing | None = None
-
-
-def engine_on(
-    state: AppState, records: Records, lock: Lock, kind: type[DecisionEngine] | None = None
-) -> DecisionEngine:
-    """An engine like an application's own on other ports, such as some that stand before its own."""
-    make = kind or type(state.engine)
-    return make(records, lock, state.sealer, time, state.engine.max_waiters)
 
 
 _states: WeakSet[AppState] = WeakSet()

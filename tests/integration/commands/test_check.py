@@ -431,7 +431,7 @@ def test_check_says_that_our_own_connections_lack_what_a_check_out_sets(world, s
     assert "permission denied" in result.output or "may not use" in result.output
     assert "those for connect alone: set there what the tables need" in result.output
     with app.app_context():
-        app_state(app).own_engine.dispose()
+        app_state(app).own_records.messages.engine.dispose()
 
 
 @pytest.mark.parametrize("name", ["connect", "checkout"])

@@ -149,7 +149,6 @@ def shop(store, tmp_path, databases, redis_server):
         engine = shop.app.extensions["sqlalchemy"].engine
         assert engine.pool.checkedout() == 0
         engine.dispose()
-    shop.app.extensions["idempotency"].own_engine.dispose()
     if url:
         databases.give_back(url)
 
