@@ -25,7 +25,7 @@ from flask_idempotency.core.ports import Hold, Records, Transaction
 from flask_idempotency.core.records import Claim, State, StoredResponse
 
 Time = datetime | str
-Stored = bytes
+Stored = bytes  # by another name: `bytes` is that of a field below
 
 
 CREATE = "run `flask idempotency create-table`"
@@ -133,7 +133,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One finished step. ``result`` is as stored, sealed or not; None if the store does not tell."""
+    """One finished step. ``result`` is as stored, sealed or not; None if it is gone."""
 
     name: str
     attempt: int
@@ -198,12 +198,12 @@ class Verdict:
 class Belongings:
     """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state.
 
-    ``names`` are the operations of the former; a store need not tell.
+    ``names`` are the operations of the former.
     """
 
     keys: list[bytes]
     left: dict[str, int]
-    names: frozenset[str] = frozenset()
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,9 +350,8 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     "Time | None": _time,
     "int": _number,
     "int | None": _number,
-    "bytes": bytes,  # where psycopg2 gives a memoryview
     "bool": bool,  # which SQLite has not
-    "Stored | None": lambda result: bytes(result or b""),
+    "Stored | None": lambda result: bytes(result or b""),  # psycopg2 gives a memoryview
 }
 
 
