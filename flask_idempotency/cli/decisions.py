@@ -198,7 +198,7 @@ def _write_settled(state: AppState, seen: Line, done: str) -> None:
 @json_option
 @click.pass_context
 def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | None) -> None:
-    """Erase what is stored about a user: responses, steps, stored requests, and the records themselves.
+    """Erase what is stored about a user: responses, steps, and the records themselves.
 
     Counts first, and asks; shows the record of a --key, and erases it only as it was shown. Never
     erases what is in progress, and says how many were left and why. Uses small transactions, so it may

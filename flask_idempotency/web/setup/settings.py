@@ -168,10 +168,9 @@ class Settings:
         " default is far above what an API usually sends.")
     table: str = row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
         "an SQL name of up to 50 ASCII letters, digits and underscores",
-        "The name of the table. The table of steps adds the suffix `_step`, that of the operator's page"
-        " `_count`. No model of yours may have such a name. PostgreSQL's names have 63 characters at"
-        " most, and those of the indexes add to this one. Applications with tables of their own do not"
-        " share records.")
+        "The name of the table. The table of steps adds the suffix `_step`. No model of yours may have"
+        " such a name. PostgreSQL's names have 63 characters at most, and those of the indexes add to"
+        " this one. Applications with tables of their own do not share records.")
     bind_key: str | None = row(None, optional(_matching(r"(?s).+")), "a bind key, or None",
         "The bind whose database holds the records, and whose writes are atomic with them. `None` is"
         " the application's default database.")
