@@ -25,8 +25,8 @@ from example import provider
 from example.models import Order, Payment
 from flask_idempotency import current_operation
 from flask_idempotency.core.records import Claim
-from flask_idempotency.testing.watch import Watch, WatchedLock, WatchedRecords
-from flask_idempotency.web.setup.app_state import AppState, app_state, engine_on
+from flask_idempotency.testing.watch import Watch, watched
+from flask_idempotency.web.setup.app_state import app_state
 from laboratory import card_provider, without
 
 FAULT = "Laboratory-Fault"
@@ -46,19 +46,11 @@ def create_app() -> Flask:
         app = without.create_app()
     else:
         app = example.create_app({"IDEMPOTENCY_LEASE": LEASE_SECONDS})
-        watch(app_state(app))
+        watched(app_state(app), Claims()).__enter__()  # for as long as the process lives
     event.listen(Session, "after_flush", note_writes)
     event.listen(Session, "after_commit", after_commit)
     provider.charge = charging(provider.charge)
     return app
-
-
-def watch(state: AppState) -> None:
-    """Note what an engine does."""
-    claims, engine = Claims(), state.engine
-    records: Any = WatchedRecords(engine._records, claims)
-    lock: Any = WatchedLock(engine._lock, claims)
-    state.engine = engine_on(state, records, lock)
 
 
 def is_without() -> bool:
