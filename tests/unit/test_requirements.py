@@ -85,8 +85,6 @@ EXTRAS = {
     "client/transport.py": "httpx",
     "drivers/psycopg.py": "psycopg",
     "stores/sealing.py": "encryption",
-    "testing/contract.py": "testing",
-    "testing/transactions.py": "testing",
     "integrations/opentelemetry.py": "opentelemetry",
     "integrations/prometheus.py": "prometheus",
     "integrations/wtf.py": "wtf",
