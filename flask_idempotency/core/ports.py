@@ -218,7 +218,7 @@ class Lock(Protocol):
         stored: then the trip costs no time, and a client that has its response meets no lock.
         """
 
-    def forget(self, keys: Iterable[bytes]) -> object:
+    def forget(self, keys: Iterable[bytes]) -> None:
         """Delete what there is of some keys: of records that an operator erases."""
 
     def examine(self) -> Iterator[Any]:
@@ -239,7 +239,7 @@ class NoLock:
         """Leaves no marker."""
         return bool
 
-    def forget(self, keys: Iterable[bytes]) -> object:
+    def forget(self, keys: Iterable[bytes]) -> None:
         """Has nothing to delete."""
 
     def examine(self) -> Iterator[Any]:

@@ -113,10 +113,10 @@ class RedisLock:
         lasts = b"%d" % milliseconds(min(MARKER_SECONDS, claim.ttl_seconds))
         return partial(self._read, self._send(FINISH, claim, _value(claim), lasts), bool)
 
-    def forget(self, keys: Iterable[bytes]) -> bool:
+    def forget(self, keys: Iterable[bytes]) -> None:
         """Delete the markers and locks of some keys: of records that are erased. Never raises.
 
-        Returns whether Redis did it; otherwise it forgets them by itself after :data:`MARKER_SECONDS`.
+        If Redis fails, it forgets them by itself after :data:`MARKER_SECONDS`.
         """
         try:
             with self._connected().pipeline(transaction=False) as pipeline:
@@ -127,8 +127,6 @@ class RedisLock:
             log.warning(
                 "Redis failed, markers stay there for up to %s s: %s", MARKER_SECONDS, cause(error)
             )
-            return False
-        return True
 
     def examine(self) -> Iterator[Finding]:
         """Check that Redis is reachable, and that a lock can be taken and released.
