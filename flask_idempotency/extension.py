@@ -200,7 +200,8 @@ class Idempotency:
         if the application has one tenant. ``payload`` is any JSON: the same key with another payload is
         rejected. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the function's module
         and name; needed where those differ between processes, as in a script),
-        ``other_binds``, ``atomic``, ``max_attempts``, ``lease``, ``on_interrupted``.
+        ``other_binds``, ``atomic``, ``max_attempts``, ``refuse_old_keys``, ``lease``,
+        ``on_interrupted``.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
         :class:`OperationInterrupted`, :class:`StoreUnavailable`, and :class:`OperationFailed` where an

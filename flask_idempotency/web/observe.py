@@ -95,7 +95,7 @@ class Observed:
             self._commits = watch_commits(self._state.sessions)
 
     def finish(self, response: Response | None) -> None:
-        """See :class:`~.request.state.Observation`."""
+        """See :class:`~.request.request_state.Observation`."""
         error, self.error = self.error, None  # its traceback leads here
         status = None if response is None else response.status_code
         try:
