@@ -1,4 +1,4 @@
-"""What an application's own tests are written with. Needs pytest."""
+"""What an application's own tests are written with."""
 
 from .age import age
 from .assertions import assert_idempotent
