@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from flask import Request
 from werkzeug.datastructures import MultiDict
@@ -73,6 +73,8 @@ class Body(io.RawIOBase):
     _position = 0  # up to which others have read
     _is_at_end = False
     _whole: bytes | None = None
+    _failure: Exception | None = None  # with which the server's input, or a stream around it, ended
+    _untold: Exception | None = None  # the same, until a reader of what is only observed got it
 
     def __init__(self, request: Request, settings: Settings, *, refuses: bool = True) -> None:
         super().__init__()
@@ -146,12 +148,15 @@ class Body(io.RawIOBase):
         if missing > 0:
             try:
                 self._read_on(missing)
-            except (BodyIncomplete, RequestEntityTooLarge) as error:
+            except Exception as error:
                 if self._refuses:
                     raise
                 refusal, self._is_broken = error, True  # what is read from here on is not kept
         data = bytes(self._kept[self._position : self._position + size])
         self._position += len(data)
+        if refusal is not None and self._untold is not None and not data:
+            untold, self._untold = self._untold, None
+            raise untold
         # Where the server has ended it too early, it says so when it is asked once more.
         if isinstance(refusal, RequestEntityTooLarge) or (refusal is not None and not data):
             data += self._input.read(size - len(data))
@@ -195,6 +200,8 @@ class Body(io.RawIOBase):
         limit, expected, kept = self._limit(), self._expected, len(self._kept)
         if kept > limit or (expected is not None and expected > limit):
             raise RequestEntityTooLarge
+        if self._failure is not None:
+            self._raise_failure(self._failure)
         if self._is_broken:
             raise BodyIncomplete
         end = expected
@@ -217,10 +224,14 @@ class Body(io.RawIOBase):
         try:
             return self._input.read(size)
         except Exception as error:
-            if not _is_of_the_server(error):
-                raise
-            self._is_broken = True
+            self._failure = self._untold = error
+            self._raise_failure(error)
+
+    def _raise_failure(self, error: Exception) -> NoReturn:
+        """Raise it whenever somebody reads on: asked again, a server may say that all has arrived."""
+        if _is_of_the_server(error):
             raise BodyIncomplete from error
+        raise error
 
 
 _SERVERS = {

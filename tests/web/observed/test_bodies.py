@@ -27,7 +27,7 @@ IN_REDIS = {
 
 
 class Input(io.RawIOBase):
-    """A server's input; breaks off with an error if told."""
+    """A server's input; breaks off with an error if told, once: read again, it is at its end."""
 
     def __init__(self, data, error=None):
         super().__init__()
@@ -39,7 +39,8 @@ class Input(io.RawIOBase):
     def readinto(self, buffer):
         data = self._data.read(len(buffer))
         if not data and self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            raise error
         buffer[: len(data)] = data
         return len(data)
 
