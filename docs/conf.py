@@ -57,7 +57,7 @@ nitpick_ignore_regex = [
     (
         r"py:.*",
         (
-            r"RunOptions|(flask_idempotency\.)?"
+            r"RouteOptions|RunOptions|(flask_idempotency\.)?"
             r"(client\.(responses|retries|session|transport)|web|session|drivers|extension|core|testing\.crashes)\..*"
         ),
     ),
