@@ -58,7 +58,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         (
             r"RouteOptions|RunOptions|(flask_idempotency\.)?"
-            r"(client\.(responses|retries|session|transport)|web|session|drivers|extension|core|testing\.crashes)\..*"
+            r"(client\.(verdicts|retries|session|transport)|web|session|drivers|extension|core|testing\.crashes)\..*"
         ),
     ),
 ]
