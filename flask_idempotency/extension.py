@@ -23,7 +23,7 @@ from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records, Unlocked
-from flask_idempotency.drivers import NAMES
+from flask_idempotency.drivers import NAMES, raw_connection
 from flask_idempotency.session import ear, session_class
 from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
@@ -397,6 +397,7 @@ def _leave_to_parent() -> None:
     view may fork, too: two processes on one socket would read each other's results. The server is told
     nothing, as the parent still uses it. redis-py handles its own sockets.
     """
+    raw_connection.let_go()
     session_class.leave_to_parent([state.sessions for state in states()])
     forget_parents()
     own_pool.let_go()  # first: the end of the application's would close what is in them

@@ -13,7 +13,7 @@ from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    [f"tests.integration.apps.{name}" for name in ("batches", "copied_claim", "forking_shop")]
+    [f"tests.integration.apps.{name}" for name in ("copied_claim", "forking_shop", "orphan")]
 )
 
 _numbers = itertools.count(1)

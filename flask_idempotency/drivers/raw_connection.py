@@ -7,7 +7,10 @@ and no setting goes back to the pool.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Engine, PoolProxiedConnection
@@ -18,6 +21,26 @@ from flask_idempotency.core.process import FORKED, this_process
 from . import driver_of
 from .port import IDLE, Answer, Driver, innermost
 from .sqlstates import is_lost
+
+_taken: dict[Any, None] = {}
+"""Drivers' connections with a message of ours on its way, or an operation's transaction open."""
+
+
+def let_go() -> None:
+    """In a forked child, put a closed socket in the place of each connection that the parent uses.
+
+    Otherwise a child that lives on keeps a dead worker's row locked, as the server sees an open socket.
+    And under gevent, where a fork copies the greenlets of all requests, the copies would read what is
+    the parent's to read.
+    """
+    closed, other = socket.socketpair()
+    other.close()
+    with closed:
+        for driver in _taken:
+            if not driver.closed:
+                with suppress(OSError):  # it has lost its socket
+                    os.dup2(closed.fileno(), driver.fileno(), inheritable=False)
+    _taken.clear()
 
 
 class RawConnection:
@@ -38,13 +61,12 @@ class RawConnection:
         try:
             driver = innermost(self.fairy.dbapi_connection)
             self.driver = driver
-            if (
-                self._pid != this_process()
-            ):  # forked while this waited: the parent may have the same one
+            if self._pid != this_process():  # forked while this waited: it may be the parent's
                 raise self.port.Error(FORKED)
             self._autocommit: bool = driver.autocommit
             # What a listener of the pool set for the connection is kept.
             self.status, self.has_listener = self.port.take(driver)
+            _taken[driver] = None
             self.closed = False
         except BaseException:
             self._throw_away()
@@ -84,6 +106,7 @@ class RawConnection:
         # An exception from a signal handler can strike between two lines. The pool's own reset would
         # then put a connection back with its transaction, and the row's lock, still open.
         if not self.closed:
+            _taken.pop(self.driver, None)
             self._throw_away()
 
     def close(self) -> None:
@@ -108,6 +131,7 @@ class RawConnection:
                 raise
         finally:
             self.closed = True
+            _taken.pop(self.driver, None)
             if clean:
                 self.fairy.close()
             else:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import sqlite3
+import time
 from contextlib import closing
 
 import psycopg2
@@ -17,13 +20,16 @@ import pytest
 import servers
 from tests.drivers import EACH, with_driver
 from tests.forked import Program
-from tests.integration.apps import copied_claim, forking_shop
+from tests.integration.apps import copied_claim, forking_shop, orphan
 from tests.integration.apps.forking_shop import ROWS, Case
 from tests.stores import BOTH
 from tests.waiting import wait_until
 
 LONGEST_SECONDS = 120
 """How long a run of cases may take. Processes that read each other's replies wait for ever."""
+
+FREE_AFTER_SECONDS = 2.5
+"""The second after which a duplicate asks for the owner, and what a busy machine adds."""
 
 BEFORE = ["clean", "added", "flushed", "committed"]
 HOW = ["fork", "process", "pool"]
@@ -260,6 +266,24 @@ def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, to_i
         assert not ran
         assert status >= 400
     assert sql(environment, "select count(*) from payment") == [(len(cases),)]
+
+
+@BOTH
+def test_a_child_that_outlives_its_worker_does_not_keep_its_key(environment, start, monkeypatch):
+    program = start(orphan.main, "/atomic")
+    wait_until(lambda: len(program.lines()) == 2, "the view and its child tell")
+    (child,) = {int(line) for line in program.lines()} - {program.process.pid}
+    os.kill(program.process.pid, signal.SIGKILL)
+    died = time.monotonic()
+    program.process.join()
+    os.kill(child, 0)  # it lives
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    client = copied_claim.create_app().test_client()
+    while (status := client.post("/atomic", headers=orphan.KEY).status_code) == 409:
+        assert time.monotonic() - died < FREE_AFTER_SECONDS
+    assert status == 201
+    assert sql(environment, "select count(*) from payment") == [(1,)]
 
 
 class TestSQLite:
