@@ -7,10 +7,10 @@ however often it is sent. Two signatures guard it: one over the key and the time
 application makes fields; and one over the key with its scope and form, so that a form which one user
 loaded is rejected when another sends it. Neither reveals the scope.
 
-A field is valid for as long as a record replays (``ttl``). Its record is always younger, so it exists
-while the field is valid: a form sent again after its record has expired is rejected as too old, and
-never runs a second time. With ``refuse_old_keys``, the field's time is the birth of its key: then a
-form that is too old is looked up first, as any such key is.
+A field is valid for ``ttl``. Its record is younger, and lives ten minutes longer, as the clocks of
+hosts may differ. So it exists while the field is valid, and a form that is sent again after its record
+has expired is rejected as too old and never runs a second time. With ``refuse_old_keys``, the field's
+time is the birth of its key: then a form that is too old is looked up first, as any such key is.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ OWNER_BYTES = 9
 of each record. It is no secret: no client can send one."""
 
 LONGER_SECONDS = 600.0
-"""How much longer a record lives where old keys are refused: twice the five minutes by which a host's
-clock may differ from the database's, the skew that Kerberos allows (RFC 4120 section 8.2)."""
+"""How much longer a record lives where an old key, or an old form, is refused: twice the five minutes
+by which a host's clock may differ from the database's, the skew that Kerberos allows (RFC 4120
+section 8.2)."""
 
 AHEAD_SECONDS = 86400.0
 """How far ahead a birth is believed: a client's wrong time zone or date makes a record live up to a day
@@ -102,16 +103,16 @@ def new_operation(route: Route, scope: Scope, key: str, made: float | None = Non
 
     Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
     """
-    born = None
-    if route.refuse_old_keys:
-        born = birth_of(key) if made is None else made
-        if born is not None and born > time.time() + AHEAD_SECONDS:
-            born = None
-        if born is None and route.refuse_old_keys == REQUIRED:
-            raise KeyMalformed(
-                "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
-                " a UUID of version 7 (RFC 9562)."
-            )
+    born = made
+    if born is None and route.refuse_old_keys:
+        born = birth_of(key)
+    if born is not None and born > time.time() + AHEAD_SECONDS:
+        born = None
+    if born is None and route.refuse_old_keys == REQUIRED:
+        raise KeyMalformed(
+            "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
+            " a UUID of version 7 (RFC 9562)."
+        )
     return Operation(route.name, route.namespace, scope, key, attempt=0, born=born)
 
 
@@ -173,7 +174,7 @@ def request_claim(
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
     """Make the claim of a new attempt at ``operation``."""
     ttl = route.ttl
-    if route.refuse_old_keys:
+    if route.refuse_old_keys or operation.born is not None:  # an old form is always refused
         ahead = 0.0 if operation.born is None else max(0.0, operation.born - time.time())
         ttl += LONGER_SECONDS + ahead
     return Claim(

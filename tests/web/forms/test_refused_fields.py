@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from flask_idempotency.testing import age
 from tests.web.forms.pages import BOB, add_page, add_payments, load, send
 
 
@@ -109,6 +110,17 @@ class TestAge:
     def test_a_host_whose_clock_is_ahead_may_have_made_it(self, shop, an_old_field):
         add_payments(shop)
         assert send(shop.client, an_old_field(-5)).status_code == 303
+
+    def test_what_a_host_with_a_fast_clock_made_runs_once(self, shop, an_old_field, monkeypatch):
+        runs = add_payments(shop)
+        field = an_old_field(-299)
+        assert send(shop.client, field).status_code == 303
+        age(shop.app, 350)  # the retention is over, and by the host's clock the field is young
+        now = time.time() + 350
+        monkeypatch.setattr(time, "time", lambda: now)
+        again = send(shop.client, field)
+        assert (again.status_code, again.headers["Idempotent-Replayed"]) == (303, "true")
+        assert len(runs) == 1
 
     @pytest.mark.parametrize(
         "config", [{"IDEMPOTENCY_TTL": 100, "IDEMPOTENCY_REFUSE_OLD_KEYS": "require"}]
