@@ -152,6 +152,7 @@ def test_a_page_lists_what_the_code_has(what, page, listed, real):
 
 def test_the_public_face_is_as_small_as_it_was_decided():
     assert len(flask_idempotency.__all__) == 30
+    assert len(SETTINGS) == 21
     assert len(OPTIONS) <= 18
     assert len(cli.commands) == 8
 
