@@ -179,6 +179,8 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 #   just deleted: they are in the way until a VACUUM, and as long as any older transaction runs.
 # - Without sorts the planner takes the index, which is in this order. It cannot know how many records
 #   have expired; if it believes in few, it would read and sort them all for each batch.
+# - Before PostgreSQL 18 a sort that is off, and taken all the same, makes the plan so dear that it is
+#   compiled (JIT), which takes longer than a batch after a response may.
 # - A crash that loses the commit loses nothing: the records have still expired.
 def purge(piece: str, which: str = "expires_at <= (SELECT clock_timestamp())", bounds: str = "") -> str:
     """Delete a batch of what has expired in the table, or in a partition, whose name is ``piece``.
@@ -188,6 +190,7 @@ def purge(piece: str, which: str = "expires_at <= (SELECT clock_timestamp())", b
     return f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 {BRIEFLY}{bounds}SET LOCAL enable_sort = off;
+SET LOCAL jit = off;
 WITH gone AS (
   DELETE FROM ONLY {piece} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM ONLY {piece}
