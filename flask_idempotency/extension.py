@@ -23,13 +23,14 @@ from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records, Unlocked
-from flask_idempotency.drivers import NAMES, raw_connection
-from flask_idempotency.session import ear, session_class
+from flask_idempotency.drivers import raw_connection
+from flask_idempotency.session import joining, stray, transaction
 from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import own_pool
+from flask_idempotency.stores.postgres.in_test import RecordsInTest
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
@@ -120,18 +121,18 @@ class Idempotency:
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
         key = bind_of(sessions, settings)
-        check_driver(sessions.engines[key], sessions.setting_of(key), settings.store, NAMES)
+        check_driver(
+            sessions.engines[key], sessions.setting_of(key), settings.store, sessions.options_of(key)
+        )
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         make_client: Callable[[], Any] = lambda: client  # noqa: E731
         if client is None and settings.redis_url:
             make_client = client_from_url(settings.redis_url)
         state = _compose(app, sessions, key, scope, settings, make_client, self._protections)
-        session_class.install(sessions)
-        for engine in state.engines.values():
-            ear.hear_engine(engine)
-            if engine is not state.database:
-                ear.hear_cursors_of_engine(engine)
+        joining.install(sessions)
+        for each in state.engines.values():
+            transaction.hook(each, stray.hear)
         hooks.register(app, state, timeout)
         app.add_template_global(idempotency_field)
         set_state(app, state)
@@ -371,13 +372,18 @@ def _compose(
         observed,
         DecisionEngine(observed, Unlocked(), sealer, time),
         Purge(own) if settings.purge and settings.has_table else None,
+        partial(RecordsInTest, records) if isinstance(records, PostgresRecords) else None,
     )
+
+
+USUAL_POOL_SIZE = 5
+"""SQLAlchemy's, which may open ten connections more."""
 
 
 def _max_waiters(engine: Engine) -> int:
     """At most half of a small pool is for those that wait: all other requests need the rest."""
     most = most_connections(engine)
-    return MAX_WAITERS if most is None else min(MAX_WAITERS, most // 2)
+    return MAX_WAITERS if most is None or most >= USUAL_POOL_SIZE else most // 2
 
 
 def _records(
@@ -398,7 +404,8 @@ def _leave_to_parent() -> None:
     nothing, as the parent still uses it. redis-py handles its own sockets.
     """
     raw_connection.let_go()
-    session_class.leave_to_parent([state.sessions for state in states()])
+    transaction.leave_to_parent()
+    joining.leave_to_parent([state.sessions for state in states()])
     forget_parents()
     own_pool.let_go()  # first: the end of the application's would close what is in them
     for state in states():

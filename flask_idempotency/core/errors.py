@@ -222,7 +222,16 @@ PROBLEMS: tuple[type[Problem], ...] = (
 """What a client of a protected endpoint may meet, by rising status."""
 
 
+AUTOCOMMIT = (
+    "the engine's connections are in autocommit mode (isolation_level AUTOCOMMIT, connect_args, or a"
+    " listener), so a view's writes cannot commit together with the record: give the idempotent routes'"
+    " engine a transactional level"
+)
+
+
 def sqlstate(error: BaseException | None) -> str | None:
     """The SQLSTATE of an error of any driver for PostgreSQL; None for any other error."""
     code: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if code is None and error is not None and error.args and isinstance(error.args[0], dict):
+        return error.args[0].get("C")  # pg8000's
     return code

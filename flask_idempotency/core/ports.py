@@ -88,8 +88,8 @@ class Lease(Hold, Protocol):
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step, durably, and renew the lease."""
 
-    def open_step(self) -> Step:
-        """Open a transaction for a step whose writes commit with it.
+    def open_step(self, connection: Any = None) -> Step:
+        """Open a transaction for a step whose writes commit with it, or continue a connection's.
 
         Raises ``NotAtomic`` if the store has leases only, and ``TransactionConflict`` if other changes
         of the record come in between again and again.

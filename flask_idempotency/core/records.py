@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from .fingerprint import Fingerprint
 from .process import this_process
@@ -62,7 +63,8 @@ class Claim:
     None for an atomic one.
     ``max_attempts`` is after how many attempts an operation is given up. ``retried_seconds`` is how
     long after its first attempt an interrupted operation may run again, if its route says "retry".
-    ``process`` is the one that made the claim: no child takes part in it.
+    ``process`` is the one that made the claim: no child takes part in it. ``connection`` is what an
+    atomic operation is to continue the transaction of, in place of one of its own.
     """
 
     key: bytes
@@ -74,6 +76,7 @@ class Claim:
     max_attempts: int | None = None
     retried_seconds: float = math.inf
     pid: int = field(default_factory=this_process, repr=False, compare=False)
+    connection: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,16 @@ from sqlalchemy import Dialect
 from .port import Driver
 
 NAMES = ("psycopg2", "psycopg")
-"""SQLAlchemy's names of the drivers that there is a file for."""
+"""SQLAlchemy's names of the drivers that there is a file for. The others share one."""
 
 
 def driver_of(dialect: Dialect) -> Driver:
-    """The driver's file. Raises ``ModuleNotFoundError`` if there is none, or it is not installed."""
-    return _file(dialect.driver)
+    """The driver's file. Raises ``ModuleNotFoundError`` if the driver is not installed."""
+    if dialect.name == "sqlite":
+        return _file("sqlite")
+    return _file(dialect.driver if dialect.driver in NAMES else "any")
 
 
 @cache
 def _file(name: str) -> Driver:
     return cast("Driver", importlib.import_module(f"{__name__}.{name}"))
-
-
-def known_driver(dialect: Dialect) -> Driver | None:
-    """As :func:`driver_of`; None for a driver that there is no file for."""
-    is_known = dialect.name == "postgresql" and dialect.driver in NAMES and not dialect.is_async
-    return driver_of(dialect) if is_known else None

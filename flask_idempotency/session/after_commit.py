@@ -52,13 +52,17 @@ def after_commit(function: Call, /) -> None:
     waiting: _Waiting | None = session.info.get(_WAITING)
     if waiting is None:
         waiting = session.info[_WAITING] = _Waiting(session)
-    waiting.calls.append(partial(_call, function) if note is None else partial(note, function))
+    waiting.add(session, partial(_call, function) if note is None else partial(note, function))
 
 
 def _session() -> Session | None:
     """The present session, if it has something to commit."""
     sessions = sessions_here()
-    return None if sessions is None or is_settled_outside(sessions) else sessions.present()
+    session = None if sessions is None else sessions.present()
+    if sessions is None or session is None:
+        return None
+    # A savepoint may be rolled back, and what was asked for in it goes with it.
+    return session if session.in_nested_transaction() or not is_settled_outside(sessions) else None
 
 
 def _call(function: Call) -> None:
@@ -80,22 +84,34 @@ def call_all(calls: list[Call], what: str) -> None:
 
 
 class _Waiting:
-    """The calls that wait for the next commit of a session."""
+    """The calls that wait for the next commit of a session, and the transactions each was asked in."""
 
     def __init__(self, session: Session) -> None:
-        self.calls: list[Call] = []
-        self._has_committed = False
+        self.calls: list[tuple[list[SessionTransaction], Call]] = []
+        self._released: SessionTransaction | None
+        self._has_committed, self._released = False, None
         event.listen(session, "after_commit", self._note)
         event.listen(session, "after_transaction_end", self._end)
 
+    def add(self, session: Session, call: Call) -> None:
+        """Let a call wait. It goes with any of the transactions and savepoints that are open now."""
+        around, transaction = [], session.get_nested_transaction() or session.get_transaction()
+        while transaction is not None:
+            around.append(transaction)
+            transaction = transaction.parent
+        self.calls.append((around, call))
+
     def _note(self, session: Session) -> None:
         # Here the session cannot send anything yet, and a released savepoint is no commit.
-        self._has_committed = session.get_nested_transaction() is None
+        self._released = session.get_nested_transaction()
+        self._has_committed = self._released is None
 
-    def _end(self, _session: Session, transaction: SessionTransaction) -> None:
-        if transaction.parent is not None:
+    def _end(self, _session: Session, ended: SessionTransaction) -> None:
+        if ended.nested and ended is not self._released:  # it was rolled back
+            self.calls = [(around, call) for around, call in self.calls if ended not in around]
+        if ended.parent is not None:
             return
         calls, self.calls = self.calls, []
         has_committed, self._has_committed = self._has_committed, False
         if has_committed:
-            call_all(calls, "db.session")
+            call_all([call for _around, call in calls], "db.session")

@@ -10,16 +10,8 @@ from sqlalchemy import Connection, Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
-from flask_idempotency.drivers.sqlalchemy_private import most_beyond
 
 from .sources import Sessions
-
-IN_A_TEST = (
-    "In a test that joins a session into an external transaction (SQLAlchemy's recipe), leave"
-    " db.session and db.engines as they are, and write `with external_transaction(app, connection):` of"
-    " flask_idempotency.testing, which takes their place (Flask-SQLAlchemy 3); with another session,"
-    " empty the tables between tests"
-)
 
 
 @dataclass(eq=False, repr=False)
@@ -58,7 +50,7 @@ def refuse_replaced_engine(databases: Databases) -> None:
     if isinstance(engine, Connection):
         raise ConfigurationError(
             "the engine of the records was replaced by a connection, which the records do not use, so"
-            f" nothing would be protected. {IN_A_TEST}"
+            " nothing would be protected"
         )
     if engine.pool is not databases.database.pool:
         raise ConfigurationError(
@@ -74,8 +66,5 @@ def bind_keys_of(engine: Engine, engines: Mapping[str | None, Engine]) -> list[s
 
 
 def most_connections(engine: Engine) -> int | None:
-    """How many connections an engine's pool may open; None if there is no limit that it tells."""
-    pool = engine.pool
-    if not isinstance(pool, QueuePool) or (beyond := most_beyond(pool)) < 0:
-        return None
-    return pool.size() + beyond
+    """How many connections an engine's pool keeps; None if there is no limit that it tells."""
+    return (engine.pool.size() or None) if isinstance(engine.pool, QueuePool) else None

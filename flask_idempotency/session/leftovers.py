@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from types import CodeType
+from contextlib import closing, suppress
 from typing import Any
 
-from flask import Flask
-from sqlalchemy import inspect
+from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
@@ -16,12 +14,11 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.logs import log
-from flask_idempotency.drivers.sqlalchemy_private import connections
 
-from .before_view import give_back, has_failed, has_written
 from .databases import Databases
-from .operation import OpenTransaction
 from .sources import Sessions
+from .sqlalchemy_private import connections
+from .transaction import transaction_of
 
 READ_AGAIN = 100
 """How many objects are read once more before an operation is rolled back, so that an error handler can
@@ -48,7 +45,8 @@ def refuse_unsaved(sessions: Sessions, step: str) -> None:
 
     After a crash the view would make them once more, and the step would not be repeated.
     """
-    if has_unsaved(sessions.present()):
+    session = sessions.present()
+    if session is not None and (has_unsaved(session) or _has_written(session)):
         raise NotAtomic(
             f"db.session held changes when step {step!r} began, which would have committed with it, and"
             " once more when the operation is run again: commit them before the step, or make them in"
@@ -65,30 +63,36 @@ def is_settled_outside(sessions: Sessions) -> bool:
     return session is None or not (waits_for_commit(session) or _has_written(session))
 
 
+def refuse_unsettled(databases: Databases, name: str) -> None:
+    """Raise ``NotAtomic`` where a view sends its application a request for ``name``, and holds changes.
+
+    The end of ``name``, which is not atomic, would undo them, or a commit in it would be the view's.
+    """
+    if not is_settled_outside(databases.sessions):
+        raise NotAtomic(
+            f"a view made a request to its own application for {name} while db.session held changes"
+            f" that it had not committed, and the end of {name} would undo them. Commit them before the"
+            " request, or call the function instead"
+        )
+
+
 def end_view(databases: Databases, name: str, *, in_request: bool, failed: bool) -> None:
     """End the part of a view that is not atomic: what it did not commit is undone, as without us.
 
     After ``run()`` a session in need of a rollback gets one, as the next job in the context would meet
-    it. Raises ``NotAtomic`` where what is undone would have been committed later: in a teardown, or
-    after a ``run()`` that has not ``failed``.
+    it. Raises ``NotAtomic`` after a ``run()`` that has not ``failed``: its caller might commit.
     """
     session = databases.sessions.present()
     if session is None:
         return
-    if not in_request and _needs_rollback(session):
+    transaction = session.get_transaction()
+    if not in_request and transaction is not None and not transaction.is_active:
         drop(session)
     if not (has_unsaved(session) or _has_written(session)):
         return
     drop_leftovers(session, name)
-    if commits_in_teardown(databases.app) if in_request else not failed:
+    if not (in_request or failed):
         raise NotAtomic(f"{name} left changes in db.session that nobody had committed: {COMMIT_THEM}")
-
-
-def _needs_rollback(session: Session) -> bool:
-    transaction = session.get_transaction()
-    if transaction is None or not transaction.is_active:
-        return transaction is not None
-    return any(has_failed(each) for each in connections(session).values())
 
 
 def blocks_records(databases: Databases) -> bool:
@@ -99,49 +103,40 @@ def blocks_records(databases: Databases) -> bool:
     return session is not None and _has_written(session, databases.database.pool)
 
 
-def _has_written(session: Session, pool: Any = None) -> bool:
-    try:
-        begun = set(connections(session).values())
-        return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
-    except Exception:  # it has failed, or its connection is lost: it cannot be asked
+def has_written(connection: Connection) -> bool:
+    """Return True if a connection's transaction has changed anything that a commit would keep."""
+    if (transaction := transaction_of(connection)) is not None:
+        return transaction.has_written()
+    if connection.invalidated or not connection.in_transaction():
         return False
+    if connection.dialect.name != "postgresql":
+        return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
+    with closing(connection.connection.cursor()) as cursor:  # no listener of the application hears it
+        try:
+            cursor.execute(HAS_WRITTEN)
+        except connection.dialect.loaded_dbapi.Error:  # it has failed, or is lost
+            return False
+        return bool(cursor.fetchone()[0])  # type: ignore[index]
 
+
+def _has_written(session: Session, pool: Any = None) -> bool:
+    begun = set(connections(session).values())
+    with suppress(SQLAlchemyError):  # it has failed, or its connection is lost: it cannot be asked
+        return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
+    return False
+
+
+HAS_WRITTEN = """SELECT txid_current_if_assigned() IS NOT NULL AND EXISTS (
+  SELECT FROM pg_locks LEFT JOIN pg_class ON pg_class.oid = relation
+   WHERE pid = pg_backend_pid() AND granted AND (locktype = 'advisory'
+      OR locktype = 'relation' AND mode <> 'AccessShareLock' AND relkind IS DISTINCT FROM 'S'))"""
+"""Whether a transaction has changed or locked a row. It keeps the number that it was given for what was
+rolled back to a savepoint, and what it drew from sequences, but not the locks of that."""
 
 COMMIT_THEM = (
     "commit them in the view, in a decorator or in an after_request function (a teardown is too late),"
     " or drop them with db.session.rollback()"
 )
-
-
-def commits_in_teardown(app: Flask) -> bool:
-    """Return True if a teardown function of the application's own mentions a commit.
-
-    Such a commit comes when the response is on its way, too late for any record. A function that calls
-    another one for it is not recognised.
-    """
-    functions = [*app.teardown_appcontext_funcs]
-    for each in app.teardown_request_funcs.values():
-        functions += each
-    return any("commit" in _names(getattr(each, "__code__", None)) for each in functions)
-
-
-def _names(code: Any) -> set[str]:
-    if not isinstance(code, CodeType):
-        return set()
-    return set(code.co_names).union(*map(_names, code.co_consts))
-
-
-def end_session(session: Session, running: OpenTransaction) -> None:
-    """End a session's part of an operation. It has left nothing, so loaded objects stay usable."""
-    transaction = session.get_transaction()
-    if transaction is None:
-        return
-    if transaction.is_active:
-        if session in running.sessions or connections(session):
-            transaction.close()
-        return
-    for connection in filter(running.units.is_joined, connections(session).values()):
-        give_back(connection)  # the session waits for the application's rollback()
 
 
 def drop_leftovers(session: Session, name: str) -> None:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
+from weakref import ref
 
+from flask import g, has_app_context, has_request_context, request
 from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
 
-from .flask_context import present_context, present_request
-from .units import Units
+from .databases import bind_keys_of
+from .transaction import OperationTransaction, innermost
 
 T = TypeVar("T")
+
+
+def present_request() -> Any:
+    """The present request, or None. Whoever pushes an application context in it is still in it."""
+    return request._get_current_object() if has_request_context() else None  # type: ignore[attr-defined]  # noqa: SLF001 -- Flask documents it
+
+
+def present_context() -> Any:
+    """Return what identifies the present application context: its ``flask.g``, or None."""
+    return g._get_current_object() if has_app_context() else None  # noqa: SLF001 -- as above
 
 
 class RunsSteps(Protocol):
@@ -65,13 +76,14 @@ class Operation:
         """The SQLAlchemy connection of the operation's transaction, while the view runs.
 
         What is executed on it commits together with the response (in a step with ``atomic=True``:
-        with the step). Do not end its transaction.
+        with the step), and is part of the transaction that ``db.session`` is in at that moment, if it
+        is in one. Do not end its transaction.
         """
         running = innermost.get()
         if not isinstance(running, OpenTransaction) or running.operation is not self:
             raise RuntimeError("the operation has no transaction open, so it has no connection")
-        connection: Connection = running.units.connection
-        return connection
+        running.transaction.show()
+        return running.transaction.connection
 
     def step(
         self,
@@ -167,17 +179,18 @@ class Running:
 class OpenTransaction(Running):
     """An operation while its transaction is open: what the request's sessions join.
 
-    ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``engines`` are
-    the application's by bind key, ``other_binds`` those that the view may write to besides.
-    ``sessions`` are those that joined, ``others`` the pools of unknown engines that they chose.
+    ``engines`` are the application's by bind key, ``other_binds`` those that the view may use besides.
+    ``sessions`` are those that joined, each with its own ``join_transaction_mode``.
     """
 
-    hold: Any
-    units: Units
+    transaction: OperationTransaction
     engines: Mapping[str | None, Engine]
     other_binds: frozenset[Engine] = frozenset()
-    sessions: dict[Any, None] = field(default_factory=dict)
-    others: set[Any] = field(default_factory=set)
+    sessions: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.transaction.running = ref(self)
 
     def is_in_context(self) -> bool:
         """Return True if this is its application context, not another one that the view has pushed."""
@@ -189,8 +202,7 @@ class OpenTransaction(Running):
         So is the work of a request that the view makes to its own application, if the two share their
         application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation ended.
         """
-        is_joined = session in self.sessions or self.is_here()
-        if not is_joined and not self.is_in_context():
+        if session not in self.sessions and not (self.is_here() or self.is_in_context()):
             return None
         if not self.is_open:
             self.refuse_late()
@@ -203,27 +215,32 @@ class OpenTransaction(Running):
             " running in a thread or task: what it writes now would not be part of it"
         )
 
-    def refuse(self, what: str) -> NoReturn:
-        """Break the operation for good, and raise ``NotAtomic``."""
-        self.units.broken = NotAtomic(what)
-        raise self.units.broken
+    def refuse_other(self, engine: Engine) -> NoReturn:
+        """Raise ``NotAtomic`` for a session that chooses another database."""
+        keys = bind_keys_of(engine, self.engines)
+        allow = (
+            "If a lost or doubled write there does no harm, allow it with"
+            f" @idempotent(other_binds={keys})"
+            if keys
+            else "Let it use db.engine, or for another database an engine of SQLALCHEMY_BINDS"
+        )
+        self.transaction.refuse(
+            f"a session of the view of {self.operation.name} uses another bind, which cannot commit"
+            f" together with the record; nothing was committed. It is the database"
+            f" {engine.url.database}. {allow}"
+        )
 
-
-innermost: ContextVar[Running | None] = ContextVar("flask_idempotency_running", default=None)
-"""What runs, or ran, in this context, inside what it calls ``outer``. In most requests there is none.
-
-Not on the request: threads, tasks and greenlets that share one may each run operations.
-"""
+    def let_sessions_go(self) -> None:
+        """They go their own way from now on."""
+        for session, mode in self.sessions.items():
+            session.join_transaction_mode = mode
+        self.sessions.clear()
+        self.end()
 
 
 def forget_parents() -> None:
     """In a forked child, forget the operation of its parent, and refuse what would go on in it."""
-    running = innermost.get()
     innermost.set(None)
-    while running is not None:
-        if isinstance(running, OpenTransaction):
-            running.units.leave_to_parent()
-        running = running.outer
 
 
 def forget_ended() -> None:
@@ -246,7 +263,7 @@ def running_operation() -> Running | None:
 
     A request that a view makes to its own application, and a thread, are not part of it.
     """
-    running = innermost.get()
+    running: Running | None = innermost.get()
     if running is None or not running.is_here():
         return None
     if running.is_open:

@@ -20,8 +20,6 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, shown
 
-from .flask_context import copy_g
-
 
 class Sessions:
     """An application's sessions, the engines that they work on, and the metadata of its tables.
@@ -29,11 +27,12 @@ class Sessions:
     These are of a ``scoped_session``, which ``holder.session`` is; the others differ in parts.
     ``factory`` is what makes the sessions, whose class is its own. ``usual`` is the name of the engine
     that has the records where no setting says otherwise. ``one_metadata`` says whether one ``MetaData``
-    is for all engines; otherwise each has its own.
+    is for all engines; otherwise each has its own. ``in_g``: ``flask.g`` has the sessions.
     """
 
     usual: str | None = None
     one_metadata = True
+    in_g = False
     factory: sessionmaker[Any]
 
     def __init__(
@@ -50,6 +49,10 @@ class Sessions:
     def is_replaced(self) -> bool:
         """Return True if something else, such as a test's double, makes the sessions by now."""
         return getattr(self._holder.session, "session_factory", None) is not self.factory
+
+    def follow(self) -> None:
+        """Go on with what makes the sessions by now."""
+        self.factory = _factory_of(self._holder.session)
 
     def present(self) -> Session | None:
         """The session of the present application context, if it has been used."""
@@ -124,6 +127,7 @@ class LiteSessions(Sessions):
     """Those of Flask-SQLAlchemy-Lite: ``db.session`` in ``flask.g``, and others by name."""
 
     usual: str | None = "default"
+    in_g = True
 
     def __init__(self, app: Flask, db: Any, metadata: MetaData):
         self._app, self._db, self._metadata = app, db, metadata
@@ -151,8 +155,7 @@ class LiteSessions(Sessions):
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """See :class:`Sessions`. ``flask.g`` is a copy there, as it has the sessions."""
-        copy_g()
+        """See :class:`Sessions`. ``flask.g``, which has the sessions, is a copy there."""
         g.pop(_LITE_SESSIONS, None)
         try:
             yield

@@ -7,14 +7,13 @@ passwords that is committed before a 403 would never count.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakSet
 
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.logs import log
-from flask_idempotency.drivers.sqlalchemy_private import connections
 
 from .sources import Sessions
 
@@ -40,18 +39,12 @@ def warn_undone(name: str, status: int, *, observed: bool = False) -> None:
 class Commits:
     """What ``db.session`` commits during a request that is only observed."""
 
-    has_committed = False
-    _written: WeakSet[Connection] = field(default_factory=WeakSet)
-
-    def note_write(self, connection: Connection) -> None:
-        """A statement that may write is about to be sent."""
-        self._written.add(connection)
+    has_written = has_committed = False
 
     def note_commit(self, session: Session) -> None:
-        """Transactions of the session's have committed."""
+        """A transaction of the session's has committed."""
         if session.get_nested_transaction() is None:
-            begun = connections(session).values()
-            self.has_committed = self.has_committed or not self._written.isdisjoint(begun)
+            self.has_committed = self.has_committed or self.has_written
 
 
 watched: ContextVar[Commits | None] = ContextVar("flask_idempotency.commits", default=None)
@@ -67,6 +60,7 @@ def watch_commits(sessions: Sessions) -> Commits:
     if kind not in _heard:
         _heard.add(kind)
         event.listen(kind, "after_commit", _note_commit)
+        event.listen(kind, "after_soft_rollback", _note_rollback)
     found = Commits()
     watched.set(found)
     return found
@@ -75,3 +69,8 @@ def watch_commits(sessions: Sessions) -> Commits:
 def _note_commit(session: Session) -> None:
     if (commits := watched.get()) is not None:
         commits.note_commit(session)
+
+
+def _note_rollback(_session: Session, _undone: object) -> None:
+    if (commits := watched.get()) is not None:
+        commits.has_written = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
-from flask_idempotency.core.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.core.errors import LeaseLost, StoreUnavailable, sqlstate
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.rows import claim_values, response_values
+
+LOCK_NOT_AVAILABLE = "55P03"
+
+_TRIES = 4
 
 
 class Lease:
@@ -29,11 +32,23 @@ class Lease:
         self._open = False
 
     def abandon(self) -> None:
-        """End the lease now: nobody would learn more by waiting for its end."""
+        """End the lease now: nobody would learn more by waiting for its end.
+
+        An exit in the statement of an atomic step leaves the row locked until the server notices that
+        the connection is gone, which takes it half a second: longer than a statement waits for a lock.
+        """
         if self._open:
             self._open = False
-            with suppress(LeaseLost, StoreUnavailable):
-                self._change(self.statements.END)
+            for _ in range(_TRIES):
+                try:
+                    self._change(self.statements.END)
+                except LeaseLost:
+                    return
+                except StoreUnavailable as error:
+                    if sqlstate(error.__cause__) != LOCK_NOT_AVAILABLE:
+                        return
+                else:
+                    return
 
     def release(self) -> None:
         """Give the operation back."""

@@ -1,18 +1,11 @@
-"""An engine beside the application's, to the same database, with a few connections of its own."""
+"""An engine beside the application's, to the same database, with a pool of our own."""
 
 from __future__ import annotations
 
 import socket
-from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize, ref
 
-from sqlalchemy import Engine, QueuePool, event
-
-from flask_idempotency.drivers.sqlalchemy_private import hear_disposed, pool_beside
-
-OWN_CONNECTIONS = 6
-"""The most that one process uses beside its requests' own: four for requests that are observed, and one
-each for the purge after a response and the metrics."""
+from sqlalchemy import Engine, QueuePool
 
 BRIEF_SECONDS = 0.1
 """How long a connection and a statement may take that a request could do without: a hundred times as
@@ -22,25 +15,28 @@ _all: WeakSet[Engine] = WeakSet()
 
 
 def apart(engine: Engine) -> Engine:
-    """An engine that connects as ``engine`` does, and never more than :data:`OWN_CONNECTIONS` times.
+    """An engine that connects as ``engine`` does, with the same listeners and limits.
 
-    It has the same dialect, whose listeners may fetch a password, and tells those for new connections,
-    which may set a search path. Those for check-outs serve requests, and are not told. It opens nothing
-    before it is used, and closes what is idle when ``engine`` is disposed. If every connection stays in
-    use for :data:`BRIEF_SECONDS`, it raises SQLAlchemy's ``TimeoutError``.
+    So whoever waits for a connection of the application's never waits for one of ours, and a request
+    that has one needs no second. It opens nothing before it is used, and closes what is idle when
+    ``engine`` is disposed: whoever does that may want to drop the database.
     """
-    pool = pool_beside(engine, OWN_CONNECTIONS, BRIEF_SECONDS)
-
-    def connected(driver: Any, record: Any) -> None:
-        for listener in engine.pool.dispatch.connect.listeners:  # those on the class are told anyway
-            listener(driver, record)
-
-    event.listen(pool, "connect", connected)
-    own = Engine(pool, engine.dialect, engine.url)
+    own = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     _all.add(own)
-    # Else whoever disposes the application's engine could not drop its database.
-    hear_disposed(engine, lambda _engine: own.dispose())
+    _watch(ref(engine), own)
     return own
+
+
+def _watch(engine: ref[Engine], own: Engine) -> None:
+    """Dispose of ``own`` when the pool of ``engine`` is gone: disposing makes a new one."""
+    there = engine()
+    if there is not None:
+        finalize(there.pool, _gone, engine, own).atexit = False
+
+
+def _gone(engine: ref[Engine], own: Engine) -> None:
+    own.dispose()
+    _watch(engine, own)
 
 
 def let_go() -> None:

@@ -4,7 +4,6 @@ from .age import age
 from .assertions import assert_idempotent
 from .calls import assert_idempotent_call
 from .crashes import CRASH_POINTS, Crash, crash_at, every_crash
-from .external import external_transaction
 
 __all__ = [
     "CRASH_POINTS",
@@ -14,5 +13,4 @@ __all__ = [
     "assert_idempotent_call",
     "crash_at",
     "every_crash",
-    "external_transaction",
 ]

@@ -100,10 +100,10 @@ class WatchedHold(Watched):
         super().__init__(inner, watch)
         self._claim = claim
 
-    def complete(self, response: StoredResponse) -> None:
+    def complete(self, response: StoredResponse, **how: Any) -> None:
         """See :class:`Hold`."""
         self._watch.completing(self._claim)
-        self._inner.complete(response)
+        self._inner.complete(response, **how)
         self._watch.completed(self._claim)
 
     def record(self, step: str, result: bytes) -> None:
@@ -111,9 +111,9 @@ class WatchedHold(Watched):
         self._watch.recording(self._claim)
         self._inner.record(step, result)
 
-    def open_step(self) -> WatchedHold:
+    def open_step(self, connection: Any = None) -> WatchedHold:
         """See :class:`Lease`."""
-        return WatchedHold(self._inner.open_step(), self._watch, self._claim)
+        return WatchedHold(self._inner.open_step(connection), self._watch, self._claim)
 
 
 class WatchedLock(Watched):

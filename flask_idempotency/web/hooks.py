@@ -31,11 +31,6 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
-from flask_idempotency.session.flask_context import (
-    functions_after_request,
-    handle_error,
-    present_request,
-)
 from flask_idempotency.session.operation import in_thread
 from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.identity import prepare
@@ -64,6 +59,7 @@ from flask_idempotency.web.setup.routes import (
 )
 
 from .decorator import protected
+from .flask_context import functions_after_request, handle_error, present_request
 from .signals import reject
 
 _ENVELOPE = "__idempotency_envelope__"
@@ -216,7 +212,7 @@ class Hooks:
                     self._watch_end()
                 return response
             # An open one: an exit has struck its own end.
-            current.abandon(Phase.WAITING, Phase.ABOVE, Phase.OPEN)
+            current.abandon(Phase.WAITING, Phase.ABOVE, Phase.OPEN, Phase.IN_VIEW)
             raise error
         except Problem as problem:
             current.problem = problem  # no attempt has seen that of run(), or of the view itself

@@ -7,12 +7,12 @@ of the application gets a replay, just as only such a request runs the view.
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
-from typing import Any
+import time
+from dataclasses import replace
 
 from flask import Request, Response, current_app
 
-from flask_idempotency.core.engine import Claimed, InProgress, Interrupted, Settled
+from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
     ConfigurationError,
     NotAtomic,
@@ -21,13 +21,12 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
+from flask_idempotency.core.ports import Records, Unlocked
 from flask_idempotency.core.records import Claim
-from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.databases import refuse_replaced_engine
-from flask_idempotency.session.flask_context import functions_after_request, needed_request
-from flask_idempotency.session.leftovers import blocks_records, drop
-from flask_idempotency.session.operation import Operation, running_operation
-from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
+from flask_idempotency.session.joining import connection_of_test, to_continue
+from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsettled
+from flask_idempotency.session.operation import Operation, outer_transaction, running_operation
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
@@ -38,6 +37,7 @@ from flask_idempotency.web.setup.app_state import AppState, app_state
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 
+from .flask_context import functions_after_request, needed_request
 from .observe import observe
 from .signals import (
     Told,
@@ -142,44 +142,52 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     current.told.claim = claim
-    if state.sessions.engines[state.bind_key] is not state.database:
-        refuse_replaced_engine(state)
-    with (_set_aside if route.atomic else _parked)(state, route, operation) as before:
-        try:
-            found = found_for_old(state.records, route, operation, claim)
-            decision = state.engine.decide(
-                claim, route.wait, on_interrupted=route.on_interrupted, found=found
-            )
-        except StoreUnavailable as error:
-            if state.settings.on_store_error != "allow":
-                raise
-            _go_unprotected(state, current.told, error)
-            return None
-        if isinstance(decision, Claimed) and route.atomic:
-            return AtomicAttempt(state, route, current, operation, decision.execution).open(before)
+    try:
+        records, engine, claim = _placed(state, route, operation, claim)
+        found = found_for_old(records, route, operation, claim)
+        decision = engine.decide(claim, route.wait, on_interrupted=route.on_interrupted, found=found)
+    except NotAtomic:
+        if route.atomic and is_outermost_request():
+            drop(state.sessions.present())  # nobody commits what was to commit with the view
+        raise
+    except StoreUnavailable as error:
+        if state.settings.on_store_error != "allow":
+            raise
+        _go_unprotected(state, current.told, error)
+        return None
     if isinstance(decision, Claimed):
-        return LeasedAttempt(state, route, current, operation, decision.execution).open()
+        kind = AtomicAttempt if route.atomic else LeasedAttempt
+        return kind(state, route, current, operation, decision.execution).open()
     return _answer(state, route, current, operation, claim, decision)
 
 
-def _set_aside(
-    state: AppState, route: Route, _operation: Operation
-) -> AbstractContextManager[SetAside | None]:
-    try:
-        return set_aside(state, route.other_binds)
-    except NotAtomic:
-        if is_outermost_request():
-            drop(state.sessions.present())
-        raise
+def _placed(
+    state: AppState, route: Route, operation: Operation, claim: Claim
+) -> tuple[Records, DecisionEngine, Claim]:
+    """Where to claim, and the connection whose transaction an atomic operation is to continue."""
+    if state.in_test is not None and (test := connection_of_test(state)) is not None:
+        records = state.in_test(test)
+        engine = DecisionEngine(records, Unlocked(), state.sealer, time)
+        return records, engine, replace(claim, connection=test)
+    if state.sessions.engines[state.bind_key] is not state.database:
+        refuse_replaced_engine(state)
+    return state.records, state.engine, _continuing(state, route, operation, claim)
 
 
-def _parked(state: AppState, _route: Route, operation: Operation) -> AbstractContextManager[Any]:
+def _continuing(state: AppState, route: Route, operation: Operation, claim: Claim) -> Claim:
+    if route.atomic:
+        connection = to_continue(state, route.other_binds)
+        return claim if connection is None else replace(claim, connection=connection)
     if blocks_records(state):
         raise NotAtomic(
             f"db.session had uncommitted writes when {operation.name} began. Until they are committed,"
             " SQLite lets nobody else write, not even the record: commit them before the operation"
         )
-    return parked(state) if is_outermost_request() else parked_inside(state, operation.name)
+    if not is_outermost_request():
+        refuse_unsettled(state, operation.name)
+        if outer_transaction() is not None:
+            to_continue(state)
+    return claim
 
 
 def _go_unprotected(state: AppState, told: Told, error: StoreUnavailable) -> None:

@@ -25,8 +25,8 @@ from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.rows import legible
-from flask_idempotency.session.flask_context import copied_context, present_context
-from flask_idempotency.session.operation import Operation, innermost
+from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.transaction import innermost
 from flask_idempotency.web.attempt.attempt import Attempt, raise_again
 from flask_idempotency.web.request.identity import new_claim, new_operation
 from flask_idempotency.web.request.request_state import (
@@ -45,6 +45,7 @@ from flask_idempotency.web.setup.options import (
 )
 from flask_idempotency.web.setup.routes import refuse_unsupported
 
+from .flask_context import copied_context, present_context
 from .protection import claim_or_answer
 from .signals import reject
 
@@ -109,7 +110,7 @@ def _session_of_its_own(state: AppState) -> Iterator[None]:
     elif innermost.get() is not None:  # this is a request made by what the other one runs
         yield
     else:
-        with copied_context(), state.sessions.apart():
+        with copied_context(with_g=state.sessions.in_g), state.sessions.apart():
             yield
 
 

@@ -18,7 +18,13 @@ from blinker import NamedSignal, Namespace
 from flask import Flask
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.core.errors import Problem, RecordBroken, StoreUnavailable
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    NotAtomic,
+    Problem,
+    RecordBroken,
+    StoreUnavailable,
+)
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim
@@ -202,12 +208,22 @@ def conclude(app: Flask, signal: NamedSignal, told: Told, level: int = DEBUG, **
     """
     if not told.has_outcome:
         told.has_outcome = True
+        _tell_mistake(app, told.name, facts.get("error"))
         if not (signal.receivers or log.logger.isEnabledFor(level)):
             return
         # A view that is not protected, and raises a problem of ours, has no beginning.
         facts.setdefault("seconds", time.monotonic() - told.began if told.began else None)
         facts.setdefault("outcome", signal.name.removeprefix("operation-"))
         note(app, signal, told, level, **facts)
+
+
+def _tell_mistake(app: Flask, name: str, error: object) -> None:
+    """Log, once for each name, what only the application's authors can mend: a handler may hide it."""
+    if isinstance(error, (NotAtomic, ConfigurationError)):
+        told = app.extensions["idempotency"].mistakes
+        if (name, type(error)) not in told:
+            told.add((name, type(error)))
+            log.error("operation %s: %s", name, error)
 
 
 def problem_type(error: Exception) -> str | None:

@@ -143,7 +143,7 @@ class PostgresAdmin(TableAdmin):
                     "the database user may not create tables and indexes here: run this as one that"
                     " may, such as the owner of the tables and their schema"
                 ) from error
-            raise store_error(error, name) from error
+            raise store_error(error, name, self._messages.Error) from error
 
     def examine(self) -> Iterator[Finding]:
         """Check the server and the table."""

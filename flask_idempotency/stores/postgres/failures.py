@@ -14,10 +14,10 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
-from flask_idempotency.drivers.sqlstates import DEADLOCK, SERIALIZATION_FAILURE, base_of, is_lost
 from flask_idempotency.stores.admin import original
 
-CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK})
+SERIALIZATION_FAILURE = "40001"
+CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and a deadlock
 LOCK_NOT_AVAILABLE = "55P03"
 QUERY_CANCELED = "57014"  # by a time-out, mostly
 DIVISION_BY_ZERO = "22012"
@@ -37,7 +37,26 @@ NO_RIGHT = "42501"
 UNREADABLE = ("22003", "22008", "22P05", "54001")  # a number, a time; in JSON: a NUL, too many levels
 
 
-def problem(error: BaseException | None, connection: Any = None) -> IdempotencyError | None:
+def is_lost(error: BaseException | None, kind: type[Exception], connection: Any = None) -> bool:
+    """Return True if the connection is gone: nobody knows what an unanswered statement did.
+
+    ``kind`` is the driver's class of all errors. What its messages and classes say changes with drivers
+    and languages; the five characters do not (Postgres manual, appendix A).
+    """
+    if connection is not None and getattr(connection, "closed", False):
+        return True
+    if not isinstance(error, kind):
+        return False
+    names = {each.__name__ for each in type(error).__mro__}
+    if "InterfaceError" in names:
+        return connection is None  # on an open one it is a mistake, such as a closed cursor
+    code = sqlstate(error)
+    return "OperationalError" in names and (code is None or code.startswith(("08", "57P")))
+
+
+def problem(
+    error: BaseException | None, kind: type[Exception], connection: Any = None
+) -> IdempotencyError | None:
     """The problem for an error that concerns the transaction as a whole, or None for any other.
 
     That is: it conflicted with another one and was rolled back, or its connection is lost.
@@ -47,17 +66,17 @@ def problem(error: BaseException | None, connection: Any = None) -> IdempotencyE
         return TransactionConflict()
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return StoreUnavailable()
-    return StoreUnavailable() if is_lost(driver_error, connection) else None
+    return StoreUnavailable() if is_lost(driver_error, kind, connection) else None
 
 
-def record_error(error: Exception, table: str) -> Exception:
+def record_error(error: Exception, table: str, kind: type[Exception]) -> Exception:
     """The error to raise when a statement that reads or changes records failed, outside of a view.
 
     What we store ourselves can be read, so a value that cannot came from the record.
     """
     if sqlstate(original(error)) in UNREADABLE:
         return RecordBroken()
-    return store_error(error, table)
+    return store_error(error, table, kind)
 
 
 def _named(error: Any, table: str) -> str:
@@ -67,11 +86,11 @@ def _named(error: Any, table: str) -> str:
     return steps if steps.rpartition(".")[2] in named else table
 
 
-def store_error(error: Exception, table: str) -> Exception:
+def store_error(error: Exception, table: str, kind: type[Exception]) -> Exception:
     """The error to raise when a statement of the store itself failed."""
     driver_error = original(error)
     code = sqlstate(driver_error) or ""
-    if base_of(driver_error) is not None:
+    if hasattr(driver_error, "diag"):
         table = _named(driver_error, table)
     if code in NO_TABLE:
         return ConfigurationError(
@@ -84,12 +103,12 @@ def store_error(error: Exception, table: str) -> Exception:
             f" connection, may not use the table {table}: grant it SELECT, INSERT, UPDATE and DELETE,"
             " or reset the role with RESET ROLE"
         )
-    if found := problem(error):
+    if found := problem(error, kind):
         return found
     if isinstance(error, exc.TimeoutError) or code.startswith(_UNAVAILABLE):
         return StoreUnavailable()
-    if (base := base_of(error)) is not None:
+    if isinstance(error, kind):
         # An error of the application that shows only at COMMIT, such as a deferred constraint. It
         # gets the class that SQLAlchemy would have raised, without the values of our statement.
-        return exc.DBAPIError.instance("COMMIT", None, error, base, hide_parameters=True)
+        return exc.DBAPIError.instance("COMMIT", None, error, kind, hide_parameters=True)
     return error

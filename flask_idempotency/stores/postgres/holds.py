@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, exc
 
 from flask_idempotency.core.errors import (
     LeaseLost,
@@ -18,10 +20,10 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
-from flask_idempotency.drivers.port import IDLE
-from flask_idempotency.drivers.raw_connection import RawConnection
-from flask_idempotency.drivers.sqlstates import ABORTED, NO_SAVEPOINT, is_lost
-from flask_idempotency.session.postgres_units import PostgresUnits
+from flask_idempotency.drivers import driver_of
+from flask_idempotency.drivers.port import innermost
+from flask_idempotency.drivers.raw_connection import RawConnection, give_back_pooled
+from flask_idempotency.session.transaction import ABORTED, FAILED, OperationTransaction
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
@@ -30,58 +32,171 @@ from .failures import (
     CONFLICTS,
     DIVISION_BY_ZERO,
     LOCK_NOT_AVAILABLE,
+    READ_ONLY,
+    is_lost,
     problem,
     store_error,
 )
-from .messages import KeepsConnection, Messages
+from .messages import Messages
 
 NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 """Errors that mean that somebody else has the row."""
 
+Look = Callable[[RawConnection], Any]
 
-class PostgresHold(KeepsConnection):
+_HAD_WRITTEN = statements.LOCKED.index("had_written")
+
+STRICT = ("repeatable read", "serializable")
+"""Levels of isolation at which a transaction keeps seeing what it saw first."""
+
+_READ_ONLY = (
+    "db.session was in a transaction that is READ ONLY when the idempotent view began: end it before"
+    " the view (db.session.rollback()), or begin it inside"
+)
+_STRICT = (
+    "db.session had read before the idempotent view began, at {}: its transaction sees nothing of what"
+    " was committed since, not even the record. End that transaction before the view"
+    " (db.session.rollback()), or read inside"
+)
+
+
+class PostgresHold:
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
     def __init__(
         self,
         messages: Messages,
-        wire: RawConnection,
         claim: Claim,
-        values: dict[str, Any],
-        locked: list[str],
+        connection: Connection,
+        raw: RawConnection,
+        row: tuple[str, list[str]],
     ) -> None:
-        self._messages, self._wire, self._claim = messages, wire, claim
-        found = dict(zip(statements.LOCKED, locked, strict=False))
-        self.attempt = int(found["attempt"])
-        self._session = {**values, **found, "xid": int(found["xid"])}
-        self._open, self._committed = True, False
-        self._began = time.monotonic()
-        self.units = PostgresUnits(wire, messages.facts(wire), found["isolation"])
+        self._messages, self._claim, self._level = messages, claim, raw.level
+        self._began, self._open = time.monotonic(), True
+        self._values: dict[str, Any] = claim_values(claim)
+        isolation, held = row
+        self.transaction = OperationTransaction(
+            connection,
+            raw,
+            deferred=messages.facts().deferred,
+            reads_may_write=messages.facts().reads_may_write,
+            is_strict=isolation in STRICT,
+            had_written=raw.continues and held[_HAD_WRITTEN] == "true",
+            again=WeakMethod(self._again) if raw.continues else None,
+        )
+        self.attempt = self._note(held)
+
+    def _note(self, held: list[str]) -> int:
+        found = dict(zip(statements.LOCKED, held, strict=True))
+        self._values.update(xid=int(found["xid"]), synchronous_commit=found["synchronous_commit"])
+        return int(found["attempt"])
 
     @classmethod
-    def open(cls, messages: Messages, template: str, claim: Claim, **more: Any) -> PostgresHold | None:
-        """Send a message that ends by locking the row; None if it could not be locked."""
-        lock = partial(cls.lock, messages=messages, template=template, claim=claim, **more)
-        return messages.on_a_wire(lock)
+    def begin(
+        cls,
+        messages: Messages,
+        claim: Claim,
+        first: str,
+        lock: str = statements.LOCK,
+        look: Look | None = None,
+        **more: Any,
+    ) -> Any:
+        """Send ``first`` and begin the transaction that locks the row; None if it could not be locked.
 
-    @classmethod
-    def lock(
-        cls, wire: RawConnection, messages: Messages, template: str, claim: Claim, **more: Any
-    ) -> PostgresHold | None:
-        """Like :meth:`open`, on a connection that is open."""
+        ``look`` may be done before, on the same connection: what it returns is returned. Where a
+        listener of the pool has begun a transaction, that is continued.
+        """
         values = {**claim_values(claim), **more}
+
+        def use(connected: Callable[[], object]) -> Any:
+            engine, found = messages.engine, None
+            pooled: Any = engine.raw_connection()
+            connection: Connection | None = None
+            try:
+                connected()
+                driver = innermost(pooled.dbapi_connection)
+                if not driver_of(engine.dialect).is_idle(driver):
+                    connection = Connection(engine, pooled)
+                    connection.begin()
+                    found = cls.inside(messages, claim, connection, first, lock, **more)
+                    return found
+                raw = RawConnection(driver, engine.dialect)
+                if look is not None and (record := look(raw)) is not None:
+                    return record
+                text = f"{first}BEGIN {{begin}};\n{lock}"
+                row = _read(raw.send(messages.prepared(text, raw.level), values))
+                if row[1][0] == claim.owner:
+                    connection = Connection(engine, pooled)
+                    found = cls(messages, claim, connection, raw, row)
+                return found
+            except messages.Error as error:
+                if sqlstate(error) not in NOT_OURS:
+                    raise
+                return None
+            finally:
+                if found is None:
+                    give_back_pooled(pooled)
+
+        return messages.twice(use)
+
+    @classmethod
+    def inside(
+        cls,
+        messages: Messages,
+        claim: Claim,
+        connection: Connection,
+        first: str,
+        lock: str = statements.LOCK,
+        **more: Any,
+    ) -> PostgresHold | None:
+        """The same in the transaction of a connection, which goes on if the row cannot be locked.
+
+        ``first`` is sent on a connection of our own. Raises ``NotAtomic`` if the transaction has
+        failed, may not write, or cannot see the record.
+        """
+        values, row, found = {**claim_values(claim), **more}, None, None
+        if first:
+            messages.own.change(first, values)
+        driver = innermost(connection.connection.dbapi_connection)
+        raw = RawConnection(driver, connection.dialect, continues=True)
         try:
-            row = wire.send(messages.prepared(template, wire), values).fetchone()
-            return None if row is None else cls(messages, wire, claim, values, row[0])
-        except wire.port.Error as error:
+            row = _read(raw.send(messages.prepared(statements.INSIDE[lock]), values))
+            if row[1][0] == claim.owner:
+                found = cls(messages, claim, connection, raw, row)
+            else:
+                raw.send(statements.NOT_LOCKED)
+        except messages.Error as error:
+            if sqlstate(error) == ABORTED:
+                raise NotAtomic(FAILED) from error
+            if not is_lost(error, messages.Error, raw.driver):
+                raw.send(statements.LOCK_FAILED)
+            if sqlstate(error) == READ_ONLY:
+                raise NotAtomic(_READ_ONLY) from error
             if sqlstate(error) not in NOT_OURS:
-                raise
-            return None
+                raise store_error(error, messages.table.fullname, messages.Error) from error
+        finally:
+            if found is None:
+                raw.leave()
+        if found is None and row is not None and row[0] in STRICT:
+            raise NotAtomic(_STRICT.format(row[0].upper()))
+        return found
+
+    def _again(self) -> None:
+        """Roll back what was before the view, too; begin again, and lock the row."""
+        raw = self.transaction.raw
+        raw.roll_back()
+        text = self._messages.prepared(f"BEGIN {{begin}};\n{statements.LOCK}", self._level)
+        _, held = _read(raw.send(text, self._values))
+        if held[0] != self._claim.owner:
+            self.transaction.broken = RequestInProgress(retry_after=1)
+            raise self.transaction.broken
+        self._note(held)
 
     @property
     def connection(self) -> Connection:
-        """A connection in the transaction, and in none of the view's units of work."""
-        return self.units.connection
+        """The connection whose transaction holds the row, for whatever is to be done on it."""
+        self.transaction.show()
+        return self.transaction.connection
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit, in one round trip."""
@@ -95,17 +210,15 @@ class PostgresHold(KeepsConnection):
         self._finish(lease_statements.FINISH_STEP, values)
 
     def _finish(self, template: str, values: dict[str, Any]) -> None:
-        wire = self._wire
         try:
-            with self.units.lock:  # a thread that the view has left behind sends nothing in between
-                self._check()
-                sql = self._messages.prepared(template, wire)
-                answer = wire.send(sql, {**self._session, **values}, first=self.units.waiting)
-                if not wire.has_committed(answer):
-                    raise NotAtomic("the transaction had failed, so nothing was committed")
-                self._committed = True
-        except wire.port.Error as error:
-            raise self._finish_error(error) from error
+            if not self._open:  # the connection may be another request's by now
+                raise NotAtomic("the operation's transaction was rolled back before it was finished")
+            if found := self.explain(None):
+                raise found
+            text = self._messages.prepared(template)
+            self.transaction.commit(text, {**self._values, **values})
+        except (exc.SQLAlchemyError, self._messages.Error) as error:
+            raise self._finish_error(original(error) or error) from error
         finally:
             self.abandon()
 
@@ -113,35 +226,23 @@ class PostgresHold(KeepsConnection):
         """Roll back what is open and give the connection back."""
         if self._open:
             self._open = False
-            self._wire.is_spoiled = not self._committed and self.units.state() == IDLE
-            self.units.close()
-            self._wire.close()
+            self.transaction.end()
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """Return what an error that left the view (or None) means for the operation as a whole."""
-        if self.units.broken is not None:
-            return self.units.broken
-        if self._wire.lost:
+        if self.transaction.broken is not None:
+            return self.transaction.broken
+        if not self._open:
+            return None  # it has ended, and whoever ended it knows why
+        if self.transaction.is_lost():
             return StoreUnavailable()
-        if error is None or not self.units.is_ours(original(error)):
+        if error is None or not self.transaction.is_ours(original(error)):
             return None
-        return problem(error, self._wire.driver)
+        return problem(error, self._messages.Error, self.transaction.raw.driver)
 
-    def _check(self) -> None:
-        """Refuse to finish a transaction that is not the one we began."""
-        if not self._open:  # the connection may be another request's by now
-            raise NotAtomic("the operation's transaction was rolled back before it was finished")
-        if found := self.explain(None):
-            raise found
-        if self._wire.status() == IDLE:
-            raise NotAtomic(
-                "the view ended the operation's transaction: inside an atomic operation use"
-                " db.session.commit() and rollback(), not those of current_operation.connection"
-            )
-
-    def _finish_error(self, error: Exception) -> Exception:
+    def _finish_error(self, error: BaseException) -> Exception:
         """Return what failing to complete means; asks the record when the row was not ours."""
-        if is_lost(error, self._wire.driver):
+        if is_lost(error, self._messages.Error, self.transaction.raw.driver):
             return StoreUnavailable(
                 "The connection to the database was lost, and it is not known whether the operation"
                 " was committed; a retry with the same key finds out."
@@ -152,20 +253,27 @@ class PostgresHold(KeepsConnection):
                 "a statement of the view failed and its error was caught without"
                 " db.session.rollback(), so the transaction cannot commit"
             )
-        self.units.facts.is_stale = True  # it may be a deferred constraint that is new in the database
-        if code in (DIVISION_BY_ZERO, NO_SAVEPOINT):  # a unit's savepoint ended with its transaction
+        self._messages.forget_facts()  # it may be a deferred constraint that is new in the database
+        if code in (DIVISION_BY_ZERO, "3B001"):  # a unit's savepoint ended with its transaction
             self.abandon()
             return self._successor()
-        return store_error(error, self._messages.table.fullname)
+        assert isinstance(error, Exception)  # noqa: S101 -- SQLAlchemy's, or the driver's
+        return store_error(error, self._messages.table.fullname, self._messages.Error)
 
     def _successor(self) -> Exception:
         """The error for a record that is no longer ours."""
-        if self._messages.owner(self._claim) == self._claim.owner:
+        if self._messages.own.owner(self._claim) == self._claim.owner:
             return NotAtomic(
                 "the view ended the operation's transaction and began another, or hid the record from"
                 " its role, so what it wrote and the record do not commit together"
             )
         return RequestInProgress(retry_after=1)
+
+
+def _read(answer: Any) -> tuple[str, list[str]]:
+    """The level of isolation, and what the lock's message holds: of an earlier lock, or nothing."""
+    isolation, _, held = answer.fetchall()[0][0].partition("/")
+    return isolation, held.split() or [""]
 
 
 def record_in(key: bytes, texts: list[Any], digest: bytes, body: bytes | None) -> Record:
@@ -175,18 +283,25 @@ def record_in(key: bytes, texts: list[Any], digest: bytes, body: bytes | None) -
 
 
 class PostgresLease(Lease):
-    """A lease in PostgreSQL."""
+    """A lease in PostgreSQL, by connections of our own: the view may have the application's."""
 
     statements = lease_statements
+
+    def __init__(self, messages: Messages, claim: Claim, *, attempt: int) -> None:
+        super().__init__(messages.own, claim, attempt=attempt)
+        self._for_steps = messages
 
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step and renew the lease, in one statement."""
         self._change(lease_statements.RECORD_STEP, step=step, result=result, attempt=self.attempt)
 
-    def open_step(self) -> PostgresHold:
-        """A transaction that holds the row, for one step."""
+    def open_step(self, connection: Connection | None = None) -> PostgresHold:
+        """A transaction that holds the row, for one step: that of a connection, or a new one."""
+        begin = partial(PostgresHold.begin, self._for_steps, self._claim)
+        if connection is not None:
+            begin = partial(PostgresHold.inside, self._for_steps, self._claim, connection)
         for _ in range(2):
-            hold = PostgresHold.open(self._messages, lease_statements.BEGIN_STEP, self._claim)
+            hold: PostgresHold | None = begin("", statements.WAIT_AND_LOCK)
             if hold is not None:
                 return hold
             # Nothing is lost if only a renewal, or another step of ours, was in the way.

@@ -70,15 +70,8 @@ SELECT key, %(step)s, %(attempt)s, clock_timestamp(), %(result)s FROM mine
 ON CONFLICT (key, name) DO UPDATE SET result = excluded.result"""
 RECORD_STEP = f"{_ALONE}{_RENEWED}\n{_RECORD}"
 
-# A step whose writes commit with it: a transaction like that of an atomic operation. It waits for the
-# row, at most the lock_timeout: others hold it for the moment of an UPDATE only. In a statement of its
-# own, as what follows hands the application's lock_timeout back before it locks the row.
-_WAIT = """SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE;
-"""
-BEGIN_STEP = "BEGIN {begin};\n" + statements.PUT_ASIDE + _WAIT + statements.LOCK_ROW
-
+# A step whose writes commit with it ends the transaction that holds its row.
 FINISH_STEP = f"""{statements.STILL_OURS}
 {_RENEWED},
 done AS ({_RECORD} RETURNING 1)
-SELECT 1 / (SELECT count(*) FROM done)::int;
-COMMIT"""
+SELECT 1 / (SELECT count(*) FROM done)::int"""

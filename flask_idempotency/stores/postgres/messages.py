@@ -1,9 +1,10 @@
-"""Messages to PostgreSQL on connections of the application's pool, outside any view's transaction."""
+"""Messages to PostgreSQL outside of any view's transaction, on the application's pool or our own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, Table, exc
@@ -11,26 +12,31 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
 from flask_idempotency.core.records import Claim
-from flask_idempotency.drivers import driver_of
-from flask_idempotency.drivers.raw_connection import RawConnection
-from flask_idempotency.drivers.sqlstates import is_lost
-from flask_idempotency.session.postgres_units import EARLY, Facts
-from flask_idempotency.session.questions import FACTS, WHERE_TABLE_IS, WHERE_TABLE_IS_NOW
+from flask_idempotency.drivers.raw_connection import RawConnection, borrowed
 from flask_idempotency.stores.admin import original
-from flask_idempotency.stores.own_pool import reach
+from flask_idempotency.stores.own_pool import apart, reach
 
 from . import statements
-from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
+from .failures import NO_TABLE, READ_ONLY, is_lost, record_error
 
 T = TypeVar("T")
 Values = dict[str, Any] | None
 
 
-class KeepsConnection:
-    """Has the connection that it was made on, and closes it."""
+@dataclass(frozen=True)
+class Facts:
+    """What was asked once of an engine's database.
 
-    def abandon(self) -> None:
-        """Roll back what is open and give the connection back."""
+    ``begins`` are statements that a transaction of ours begins with, ``role`` and ``schema`` are those
+    of a fresh connection, and ``deferred`` says that constraints are checked at COMMIT by definition.
+    ``reads_may_write``: no text tells what a SELECT does.
+    """
+
+    begins: str
+    role: str
+    schema: str | None
+    deferred: bool
+    reads_may_write: bool
 
 
 class Messages:
@@ -45,48 +51,46 @@ class Messages:
                 " to everyone: whatever a view writes on db.engine would be part of its operation."
                 " Use QueuePool (the default) or NullPool"
             )
-        self.engine = engine
-        self.port = driver_of(engine.dialect)
-        self.table = table
-        self.steps = steps
+        self.engine, self.table, self.steps = engine, table, steps
+        self.Error: type[Exception] = engine.dialect.loaded_dbapi.Error
+        self._own: Messages | None = None
+        self._brief: Messages | None = None
         self._facts: Facts | None = None
         self._cache: dict[tuple[str, str], str] = {}
-        self._schema: str | None = None
-        self._as_login = False
-        self._like = self
 
-    def apart(self, engine: Engine) -> Messages:
-        """The same on an engine of our own, to the same database."""
-        own = Messages(engine, self.table, self.steps)
-        own._like = self
-        return own
+    @property
+    def own(self) -> Messages:
+        """The same on connections that are none of the application's.
+
+        Made when first needed, so that they are made ready by all of the pool's listeners.
+        """
+        if self._own is None:
+            own = self._own = Messages(apart(self.engine), self.table, self.steps)
+            own._own = own
+        return self._own
 
     def briefly(self) -> Messages:
         """The same for what is only observed: nobody waits long for it, and a crash may lose it."""
-        brief = copy(self)
-        brief._first = statements.OBSERVING  # noqa: SLF001 -- of this class
-        return brief
+        if self._brief is None:
+            brief = self._brief = copy(self.own)
+            brief._first, brief._own = statements.OBSERVING, brief  # noqa: SLF001 -- of this class
+        return self._brief
 
     def owner(self, claim: Claim) -> str | None:
         """Who has the record of a claim's key by now."""
-        row = self.first(statements.OWNER, {"key": claim.key})
-        return None if row is None else row[0]
+        rows = self.fetch(statements.OWNER, {"key": claim.key})
+        return rows[0][0] if rows else None
 
-    def first(self, template: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
-        """The first row of :meth:`fetch`, if there is any."""
-        rows, _ = self._send(template, values)
-        return rows[0] if rows else None
-
-    def fetch(self, template: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    def fetch(self, template: str, values: Values = None) -> list[tuple[Any, ...]]:
         """Send statements of our own in one message; the last one's rows.
 
         Raises ``StoreUnavailable``, ``ConfigurationError`` or ``RecordBroken``.
         """
-        return self._send(template, values)[0]
+        return self.send(template, values)[0]
 
-    def change(self, template: str, values: dict[str, Any]) -> int:
+    def change(self, template: str, values: Values = None) -> int:
         """Like :meth:`fetch`: how many rows the last statement changed."""
-        return self._send(template, values)[1]
+        return self.send(template, values)[1]
 
     def operate(self, template: str, values: Values = None) -> tuple[list[tuple[Any, ...]], int]:
         """Send a message of an operator's; the last statement's rows, and how many it changed.
@@ -94,127 +98,118 @@ class Messages:
         It waits for a lock no longer than a request does: a migration may hold the table for minutes,
         and the console's pages use the application's pool.
         """
-        return self._send(statements.BRIEFLY + template, values)
+        return self.send(statements.BRIEFLY + template, values)
 
-    def _send(self, template: str, values: Values) -> tuple[list[tuple[Any, ...]], int]:
-        def ask(wire: RawConnection) -> tuple[list[tuple[Any, ...]], int]:
-            cursor = wire.send(self.prepared(self._first + template, wire), values)
-            return (cursor.fetchall() if cursor.description else []), cursor.rowcount
+    def send(self, template: str, values: Values = None) -> tuple[list[tuple[Any, ...]], int]:
+        """Send a message; the last statement's rows, and how many it changed."""
 
-        return self.on_a_wire(ask)
+        def ask(connected: Callable[[], object]) -> tuple[list[tuple[Any, ...]], int]:
+            text = self.prepared(self._first + template)
+            with self.borrowed(connected) as raw:
+                answer = raw.send(text, values)
+                return answer.fetchall(), answer.rowcount
 
-    def on_a_wire(self, use: Callable[[RawConnection], T]) -> T:
-        """Run ``use``, a second time if the pooled connection turned out to be unusable.
+        return self.twice(ask)
+
+    def twice(self, use: Callable[[Callable[[], object]], T]) -> T:
+        """Call ``use``, a second time if the pooled connection turned out to be unusable.
 
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
-        sent twice: a claim that did get through the first time carries our token. A connect that failed
-        is not repeated: where the host is silent, it would take its whole time-out again.
-
-        At the end the connection is closed, unless ``use`` returned what keeps it.
+        sent twice: a claim that did get through the first time carries our token. ``use`` calls what it
+        is given once it has a connection: a connect that failed is not repeated, as it would take its
+        whole time-out again where the host is silent.
         """
         for another_try in (True, False):
-            wire = result = None
+            reached: list[bool] = []
             try:
-                wire = self.connect()
-                try:
-                    result = use(wire)
-                finally:
-                    if not isinstance(result, KeepsConnection):
-                        wire.close()
-                return result
-            except (self.port.Error, exc.SQLAlchemyError) as error:
+                return use(lambda: reached.append(True))  # noqa: B023 -- called at once
+            except (self.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
                 code = sqlstate(driver_error)
-                if code == NO_RIGHT and another_try != self._as_login:
-                    self._as_login = another_try  # dropped again if it did not help
-                    self._cache.clear()
-                    if another_try:
-                        continue
-                if code in NO_TABLE:
-                    self._forget_schema()  # it may have moved
-                if not is_lost(driver_error) and code != READ_ONLY:
-                    raise record_error(error, self.table.fullname) from error
+                if code in NO_TABLE:  # it may have moved
+                    self.forget_facts()
+                if not is_lost(driver_error, self.Error) and code != READ_ONLY:
+                    raise record_error(error, self.table.fullname, self.Error) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
                 # others are dead too. Those in use are not touched. One to a standby would never die
                 # by itself.
                 self.engine.dispose()
-                has_connected = wire is not None or getattr(driver_error, "cursor", None) is not None
-                if not another_try or not has_connected:
+                if not another_try or not reached:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
-    def connect(self) -> RawConnection:
-        """A connection out of the pool."""
+    def borrowed(self, connected: Callable[[], object]) -> Any:
+        """A connection out of the pool, for messages of ours."""
         if self._first:
             reach(self.engine)
-        return RawConnection(self.engine, self.port)
+        found = borrowed(self.engine)
+        return _Reached(found, connected)
 
-    def is_like(self, engine: Engine) -> bool:
-        """Return True if these are of the records on ``engine``, on whatever engine they are sent."""
-        return self._like.engine is engine
-
-    def prepared(self, template: str, wire: RawConnection) -> str:
-        """The statement for these tables and, where it begins a transaction, this engine."""
-        begin = wire.isolation if "{begin}" in template else ""
-        prepared = self._cache.get((template, begin))
+    def prepared(self, template: str, level: str = "") -> str:
+        """The statement for these tables and, where it begins a transaction, this ``level``."""
+        prepared = self._cache.get((template, level))
         if prepared is None:
-            settings = self.facts(wire).settings if "{settings}" in template else ""
-            names = {"table": self._name(self.table, wire), "steps": self._name(self.steps, wire)}
-            role = statements.AS_LOGIN if self._as_login else statements.AS_ANYONE
-            early = f";\n{EARLY}" if self.port.ANSWERS_EACH else ""
-            prepared = template.format(**names, **role, begin=begin, settings=settings, savepoint=early)
-            if self._schema is not None or self.table.schema:
-                self._cache[template, begin] = prepared
+            facts, name = self.facts(), self.engine.dialect.identifier_preparer
+            place = "" if self.table.schema or not facts.schema else f"{facts.schema}."
+            prepared = template.format(
+                table=place + name.format_table(self.table),
+                steps=place + name.format_table(self.steps),
+                role=facts.role,
+                settings=facts.begins,
+                begin=level,
+            )
+            if self.table.schema or facts.schema:
+                self._cache[template, level] = prepared
         return prepared
 
-    def _name(self, table: Table, wire: RawConnection) -> str:
-        """The table with its schema, found once: a request may leave any search path behind."""
-        preparer = self.engine.dialect.identifier_preparer
-        if self._schema is None and not self.table.schema:
-            known = self._like._schema  # noqa: SLF001 -- for a request, a listener may set the path
-            self._schema = known or self._find_schema(preparer.format_table(self.table), wire)
-        place = "" if self.table.schema or self._schema is None else f"{self._schema}."
-        return place + preparer.format_table(table)
-
-    def _forget_schema(self) -> None:
-        self._schema = None
+    def forget_facts(self) -> None:
+        """Ask again: something has proved wrong."""
+        self._facts = self.own._facts = None  # noqa: SLF001 -- of this class
         self._cache.clear()
 
-    def _find_schema(self, table: str, wire: RawConnection) -> str | None:
-        for question in (WHERE_TABLE_IS, WHERE_TABLE_IS_NOW):
-            schema: str | None = wire.send(question, {"table": table}).fetchall()[0][0]
-            if schema is not None:
-                return schema
-        return None
-
-    def facts(self, wire: RawConnection) -> Facts:
-        """Make the engine ready, and find out what depends on its database.
+    def facts(self) -> Facts:
+        """What a transaction must know about the database, asked on a connection of our own.
 
         Takes no lock, which would be held over a round trip: the first requests that come at the same
         time each ask, and get the same facts.
         """
-        if self._facts is None or self._facts.is_stale:
-            deferred, deferrable, synchronous, watching, *of_functions = wire.send(FACTS).fetchall()[0]
-            local, for_connection, reads_may_write, endings, functions_defer = of_functions
-            settings = statements.SYNCHRONOUS if synchronous == "off" else ""
-            if self._facts is not None:  # an operation's transaction is open here, and no migration
-                settings = self._facts.settings  # changes these
-            elif watching == "0":  # not set by the operator; None before Postgres 14
-                try:
-                    wire.send("BEGIN; " + statements.WATCH + "ROLLBACK")
-                    settings += statements.WATCH
-                except self.port.Error as error:
-                    if is_lost(error, wire.driver):
-                        raise
-                    wire.send("ROLLBACK")
-            self._facts = Facts(
-                settings,
-                deferred,
-                deferrable,
-                frozenset(local or ()),
-                frozenset(for_connection or ()),
-                reads_may_write,
-                tuple(endings or ()),
-                functions_defer,
-            )
+        if self._facts is None and self.own is not self:
+            self._facts = self.own.facts()
+        if self._facts is None:
+            table = self.engine.dialect.identifier_preparer.format_table(self.table)
+            if self._first:
+                reach(self.engine)
+            with borrowed(self.engine) as raw:
+                row = raw.send(statements.FACTS, {"table": table}).fetchall()[0]
+                role, schema, deferred, reads_may_write, synchronous, watching = row
+                begins = statements.SYNCHRONOUS if synchronous == "off" else ""
+                if watching == "0" and _can_watch(raw):  # None before PostgreSQL 14
+                    begins += statements.WATCH
+            self._facts = Facts(begins, role, schema, deferred, reads_may_write)
         return self._facts
+
+
+class _Reached:
+    """A context that says when it has begun."""
+
+    def __init__(self, context: Any, connected: Callable[[], object]) -> None:
+        self._context, self._connected = context, connected
+
+    def __enter__(self) -> RawConnection:
+        raw: RawConnection = self._context.__enter__()
+        self._connected()
+        return raw
+
+    def __exit__(self, *error: object) -> Any:
+        return self._context.__exit__(*error)
+
+
+def _can_watch(raw: RawConnection) -> bool:
+    """Try what the server's sockets may not be able to tell."""
+    try:
+        raw.send(f"BEGIN;\n{statements.WATCH}ROLLBACK")
+    except raw.Error:
+        if raw.is_lost():
+            raise
+        return False
+    return True

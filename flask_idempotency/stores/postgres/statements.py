@@ -13,22 +13,19 @@ just delays; longer would pile up workers behind a migration.
 
 from __future__ import annotations
 
+from flask_idempotency.session.guard import HARMLESS
+from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.own_pool import BRIEF_SECONDS
 from flask_idempotency.stores.table import NO_LEASE, VERSION
 
 LOCK_TIMEOUT = "250ms"
 
-# Where a request has left a role on its pooled connection that may not use the table, our statements
-# are sent as the user who has logged in. The view gets the role back.
-AS_ANYONE = {"login": "", "role_aside": "", "role_back": ""}
-AS_LOGIN = {
-    "login": "SET LOCAL ROLE NONE;\n",
-    "role_aside": """set_config('idempotency.role', current_setting('role'), true),
-       set_config('role', 'none', true),""",
-    "role_back": "set_config('role', current_setting('idempotency.role'), true),",
-}
-# Several statements in one message are one transaction, so SET LOCAL holds for those behind it alone.
-BRIEFLY = f"{{login}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
+# A request may have left a role on its pooled connection: our statements are sent as the one that a
+# fresh connection has. Several in one message are one transaction, so SET LOCAL holds for those behind
+# it alone.
+BRIEFLY = f"""SET LOCAL role = {{role}};
+SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+"""
 
 # In front of what is only observed.
 OBSERVING = f"""SET LOCAL statement_timeout = '{BRIEF_SECONDS * 1000:.0f}ms';
@@ -89,33 +86,72 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
                  FOR UPDATE SKIP LOCKED);
 """
 
-# What LOCK_ROW reads, before what it sets.
-LOCKED = (
-    "attempt", "xid", "isolation", "session_user", "role", "search_path", "synchronous_commit",
-)  # fmt: skip
+# What a hold must know of the row and its transaction, in the order in which LOCK reads it.
+LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit")
 
-# The business transaction begins, at the isolation level the application chose, and locks the row.
-# - The application's lock_timeout is put aside and handed back. What may be waited for is the table's
-#   lock, which comes before any row is read; a row's lock is skipped, never waited for.
+# The row is locked at the top of the business transaction, at the isolation level the application
+# chose.
+# - The application's role and lock_timeout are put aside and handed back. What may be waited for is the
+#   table's lock, which comes before any row is read; a row's lock is skipped, never waited for.
 # - A backend that is busy in a statement notices a dead client only if it looks for it; without that
 #   a kill -9 would block the key until the statement ends (see WATCH).
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
-# - What the view may change and our last message needs is read here: the role, the search path, how a
-#   commit waits for the disk.
-# - The savepoint of the view's first unit of work, where a statement behind the SELECT takes no rows
-#   from it.
-PUT_ASIDE = f"""{{settings}}SELECT {{role_aside}}
+# - In the subquery the row is locked before anything is set: what is held names the owner, as an
+#   earlier operation of the same transaction may have left its own.
+# - The savepoint of the first unit of work travels behind the lock, so the row is read out of a
+#   setting: some drivers show only the last result.
+_ASIDE = f"""{{settings}}SELECT set_config('idempotency.role', current_setting('role'), true),
        set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
-       set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
+       set_config('idempotency.written', (txid_current_if_assigned() IS NOT NULL)::text, true),
+       set_config('role', {{role}}, true), set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
 """
-LOCK_ROW = """\
-SELECT ARRAY[attempt::text, txid_current()::text, current_setting('transaction_isolation'),
-       session_user::text, current_setting('role'), current_setting('search_path'),
-       current_setting('synchronous_commit'),
-       {role_back} set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)]
-  FROM {table} WHERE key = %(key)s AND owner = %(owner)s
-   FOR UPDATE SKIP LOCKED{savepoint}"""
-_HOLD = "COMMIT;\nBEGIN {begin};\n" + PUT_ASIDE + LOCK_ROW
+_LOCK = """SELECT set_config('idempotency.held', concat_ws(' ', owner, attempt, txid_current(),
+       current_setting('idempotency.written'), current_setting('synchronous_commit')), true)
+  FROM (SELECT owner, attempt FROM {table} WHERE key = %(key)s AND owner = %(owner)s
+           FOR UPDATE SKIP LOCKED) AS mine;
+SELECT set_config('role', current_setting('idempotency.role'), true),
+       set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true);
+"""
+_HELD = f"""SAVEPOINT {FIRST};
+SELECT concat(current_setting('transaction_isolation'), '/', current_setting('idempotency.held',
+true))"""
+LOCK = _ASIDE + _LOCK + _HELD
+
+# A step waits for its row, at most the lock_timeout: others hold it for the moment of an UPDATE only.
+_WAIT = "SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE;\n"
+WAIT_AND_LOCK = _ASIDE + _WAIT + _LOCK + _HELD
+
+# The same in a transaction that the session has begun: if the lock fails, that goes on as it was.
+_GUARD = "SAVEPOINT idempotency_lock;\n"
+INSIDE = {
+    lock: f"{_GUARD}{lock.removesuffix(_HELD)}RELEASE idempotency_lock;\n{_HELD}"
+    for lock in (LOCK, WAIT_AND_LOCK)
+}
+LOCK_FAILED = "ROLLBACK TO idempotency_lock;\nRELEASE idempotency_lock"
+NOT_LOCKED = f"RELEASE {FIRST}"
+
+# Whether a function of the application's that may write is called by what looks like a read: by a name
+# that the server has for one that only reads; as if it were a column (row.function); or by a view, an
+# operator, a cast, the check of a domain, or a policy.
+_READS_MAY_WRITE = f"""EXISTS (SELECT FROM pg_proc
+         WHERE provolatile = 'v' AND pronamespace NOT IN (SELECT oid FROM pg_namespace
+                 WHERE nspname IN ('pg_catalog', 'information_schema') OR nspname ~ '^pg_temp')
+           AND NOT EXISTS (SELECT FROM pg_depend AS part WHERE part.classid = 'pg_proc'::regclass
+                              AND part.objid = pg_proc.oid AND part.deptype = 'e')
+           AND (proname = ANY (string_to_array('{" ".join(sorted(HARMLESS))}', ' '))
+             OR pronargs = 1 AND proargtypes[0] IN (SELECT oid FROM pg_type WHERE typtype = 'c')
+             OR EXISTS (SELECT FROM pg_depend AS used
+                         WHERE used.refclassid = 'pg_proc'::regclass AND used.refobjid = pg_proc.oid
+                           AND used.classid IN ('pg_rewrite'::regclass, 'pg_operator'::regclass,
+                 'pg_cast'::regclass, 'pg_constraint'::regclass, 'pg_policy'::regclass))))"""
+
+# Asked once for each engine, on a connection that no request has used.
+FACTS = f"""SELECT quote_literal(current_setting('role')),
+       (SELECT quote_ident(nspname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+         WHERE pg_class.oid = to_regclass(%(table)s)),
+       EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND condeferred),
+       {_READS_MAY_WRITE}, current_setting('synchronous_commit'),
+       current_setting('client_connection_check_interval', true)"""
 
 # Asked once for each engine: what a transaction that holds a record must set for itself.
 # The first is sent if the setting is 0, and fails where the server's sockets cannot tell. Half a
@@ -123,31 +159,29 @@ _HOLD = "COMMIT;\nBEGIN {begin};\n" + PUT_ASIDE + LOCK_ROW
 WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
 # A server that commits asynchronously by default must not do so with a response that was sent.
 SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
-CLAIM = _OPEN + INSERT + _HOLD
-TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
+CLAIM = _OPEN + INSERT + "COMMIT;\n"
+TAKE_OVER = _OPEN + TAKE_OVER_ROW + "COMMIT;\n"
 
-# Completing and committing in one message. The view may have set a role that may not see the record,
-# or a commit that does not wait for the disk: put right first. If this is still the transaction that
+# Completing and committing in one message. The view may have set a role that may not see the record, or
+# a commit that does not wait for the disk: put right first. If this is still the transaction that
 # locked the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either
 # is not so, a statement fails (division by zero) and nothing is committed. A row count would not do:
 # that of an UPDATE sent together with COMMIT is lost. So the row is read back; as it was locked, only
-# this transaction can have completed it. (Two SELECTs before it: the second finds its function on the
-# path that the first has put right.) Reading it also lets PostgreSQL prune its page: the room of
+# this transaction can have completed it. Reading it also lets PostgreSQL prune its page: the room of
 # older rows' first versions is used again at once, not after a VACUUM.
-STILL_OURS = """SELECT set_config('session_authorization', %(session_user)s, true),
-       set_config('role', %(role)s, true), set_config('search_path', %(search_path)s, true),
+STILL_OURS = """SELECT set_config('role', {role}, true),
        set_config('synchronous_commit', %(synchronous_commit)s, true);
-SELECT 1 / (txid_current() = %(xid)s)::int;"""
+SELECT 1 / (pg_catalog.txid_current() = %(xid)s)::int;"""
 _COMPLETE = f"""{STILL_OURS}
 UPDATE {{table}} SET state = 'completed', completed_at = clock_timestamp(),
        status = %(status)s, headers = %(headers)s, body = %(body)s"""
-READ_BACK = """SELECT 1 / count(*)::int FROM {table} WHERE key = %(key)s AND state = 'completed';
-COMMIT"""
-_COMMIT = f"""
+READ_BACK = """SELECT 1 / pg_catalog.count(*)::int FROM {table}
+ WHERE key = %(key)s AND owner = %(owner)s AND state = 'completed'"""
+_FINISH = f"""
  WHERE key = %(key)s AND owner = %(owner)s;
 {READ_BACK}"""
 
-FINISH = _COMPLETE + _COMMIT
+FINISH = _COMPLETE + _FINISH
 
 # For a view that took more than LATE of the retention, which begins again now. Otherwise expires_at
 # is left alone: an unchanged index column keeps the UPDATE a HOT one, and a hundredth of a day early
@@ -156,7 +190,7 @@ LATE = 0.01
 _RENEW = """,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second'"""
 
-FINISH_LATE = _COMPLETE + _RENEW + _COMMIT
+FINISH_LATE = _COMPLETE + _RENEW + _FINISH
 
 OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 

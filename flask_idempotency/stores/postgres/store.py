@@ -9,6 +9,7 @@ time-out and no heartbeat is part of the argument.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -19,7 +20,6 @@ from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.admin import Admin
-from flask_idempotency.stores.own_pool import apart
 
 from . import lease_statements, statements
 from .failures import QUERY_CANCELED
@@ -38,7 +38,13 @@ class PostgresRecords:
     one_writer = False
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
-        self.messages = Messages(engine, table, steps)
+        messages = Messages(engine, table, steps)
+        self._find: Callable[[], Messages] = lambda: messages
+
+    @property
+    def messages(self) -> Messages:
+        """What sends the statements. One of our own is made when it is first needed."""
+        return self._find()
 
     def admin(self) -> Admin:
         """Return the operator's side."""
@@ -48,20 +54,21 @@ class PostgresRecords:
 
     def apart(self) -> PostgresRecords:
         """The same records on connections of our own, past the pool of the application."""
-        own = copy(self)
-        own.messages = self.messages.apart(apart(self.messages.engine))
-        return own
+        return self._by(lambda: self.messages.own)
 
     def briefly(self) -> PostgresRecords:
         """The same for what is only observed: see :meth:`Messages.briefly`."""
-        own = copy(self)
-        own.messages = self.messages.briefly()
-        return own
+        return self._by(lambda: self.messages.own.briefly())  # noqa: PLW0108 -- made when it is needed
+
+    def _by(self, find: Callable[[], Messages]) -> PostgresRecords:
+        records = copy(self)
+        records._find = find  # noqa: SLF001 -- of this class
+        return records
 
     def look(self, key: bytes) -> Record | None:
-        """The record, without a lock, in one plain read."""
-        row = self.messages.first(statements.LOOK, {"key": key})
-        return None if row is None else record_in(key, *row)
+        """The record, without a lock, in one plain read, on a connection of our own."""
+        rows = self.messages.own.fetch(statements.LOOK, {"key": key})
+        return record_in(key, *rows[0]) if rows else None
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
@@ -69,22 +76,24 @@ class PostgresRecords:
 
     def look_or_claim(self, claim: Claim) -> Record | PostgresHold | PostgresLease | None:
         """The record; if there is none, a claim, on the same connection."""
-        if claim.lease_seconds is not None:
+        if claim.lease_seconds is not None or claim.connection is not None:
             return self.look(claim.key) or self.claim(claim)
         is_absent = False
 
-        def ask(wire: RawConnection) -> Record | PostgresHold | None:
+        def look(raw: RawConnection) -> Record | None:
             # If the connection breaks in the claim, the second try only claims: after a look, the first
             # try's own record would be somebody's that is in progress.
             nonlocal is_absent
             if not is_absent:
-                look = self.messages.prepared(statements.LOOK, wire)
-                if (row := wire.send(look, {"key": claim.key}).fetchone()) is not None:
-                    return record_in(claim.key, *row)
+                text = self.messages.prepared(statements.LOOK)
+                if rows := raw.send(text, {"key": claim.key}).fetchall():
+                    return record_in(claim.key, *rows[0])
             is_absent = True
-            return PostgresHold.lock(wire, self.messages, _message("CLAIM", claim), claim)
+            return None
 
-        return self.messages.on_a_wire(ask)
+        found: Record | PostgresHold | None
+        found = PostgresHold.begin(self.messages, claim, statements.CLAIM, look=look)
+        return found
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
@@ -96,23 +105,26 @@ class PostgresRecords:
         self._rows(_WAIT_IS_OVER, statements.WAIT, {"key": key, "milliseconds": milliseconds})
 
     def _begin(self, verb: str, claim: Claim, **more: Any) -> PostgresHold | PostgresLease | None:
-        template = _message(verb, claim)
-        if claim.lease_seconds is None:
-            return PostgresHold.open(self.messages, template, claim, **more)
-        rows = self._rows(NOT_OURS, template, {**claim_values(claim), **more})
-        return PostgresLease(self.messages, claim, attempt=rows[0][0]) if rows else None
+        if claim.lease_seconds is not None:
+            first = getattr(lease_statements, verb)
+            rows = self._rows(NOT_OURS, first, {**claim_values(claim), **more})
+            return self._lease(claim, rows[0][0]) if rows else None
+        return self._hold(claim, getattr(statements, verb), **more)
+
+    def _lease(self, claim: Claim, attempt: int) -> PostgresLease:
+        return PostgresLease(self.messages, claim, attempt=attempt)
+
+    def _hold(self, claim: Claim, first: str, **more: Any) -> PostgresHold | None:
+        if claim.connection is not None:
+            return PostgresHold.inside(self.messages, claim, claim.connection, first, **more)
+        hold: PostgresHold | None = PostgresHold.begin(self.messages, claim, first, **more)
+        return hold
 
     def _rows(self, none: frozenset[str], template: str, values: dict[str, Any]) -> list[Any]:
         """The rows of a statement; none if it fails with one of these SQLSTATEs."""
         try:
-            return self.messages.fetch(template, values)
+            return self.messages.own.fetch(template, values)
         except (StoreUnavailable, TransactionConflict) as error:
             if sqlstate(error.__cause__) not in none:
                 raise
             return []
-
-
-def _message(verb: str, claim: Claim) -> str:
-    """The message of a verb for a lease or none."""
-    message: str = getattr(statements if claim.lease_seconds is None else lease_statements, verb)
-    return message

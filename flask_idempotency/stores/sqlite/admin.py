@@ -22,7 +22,7 @@ from flask_idempotency.stores.table_admin import (
 
 from . import statements
 from .messages import Messages
-from .transaction import BorrowedTransaction
+from .transaction import Writing
 
 
 class SqliteAdmin(TableAdmin):
@@ -71,7 +71,7 @@ class SqliteAdmin(TableAdmin):
                 raise
             return 0
 
-    def _purge(self, values: dict[str, Any], transaction: BorrowedTransaction | None = None) -> int:
+    def _purge(self, values: dict[str, Any], transaction: Writing | None = None) -> int:
         with self._messages.writing(transaction) as run:
             if transaction is not None:
                 transaction.hurry()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, exc
 
-from flask_idempotency.core.errors import LeaseLost
+from flask_idempotency.core.errors import LeaseLost, NotAtomic, StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
+from flask_idempotency.session.transaction import FIRST, OperationTransaction
+from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
 from . import statements
 from .messages import Messages
-from .transaction import BorrowedTransaction
+from .transaction import Writing
 
 
 def seen(row: Sequence[Any]) -> Record:
@@ -25,35 +28,42 @@ def seen(row: Sequence[Any]) -> Record:
 class SqliteHold:
     """An atomic operation that is ours, or a step: the one transaction that writes."""
 
-    def __init__(
-        self, messages: Messages, claim: Claim, transaction: BorrowedTransaction, *, attempt: int
-    ) -> None:
-        self.attempt = attempt
-        self._messages, self._claim, self._transaction = messages, claim, transaction
+    def __init__(self, messages: Messages, claim: Claim, writing: Writing, *, attempt: int) -> None:
+        self.attempt, self._open = attempt, True
+        self._messages, self._claim = messages, claim
+        self.transaction = OperationTransaction(writing.connection, writing.raw)
 
     @classmethod
-    def open(cls, messages: Messages, claim: Claim) -> SqliteHold | None:
+    def open(
+        cls, messages: Messages, claim: Claim, connection: Connection | None = None
+    ) -> SqliteHold | None:
         """Begin the transaction in which a view or a step runs, if the record is still this claim's."""
-        transaction = messages.begin()
+        writing = messages.begin(connection)
         hold = None
         try:
-            cursor = messages.execute(transaction, statements.ATTEMPT, claim_values(claim))
+            cursor = messages.execute(writing, statements.ATTEMPT, claim_values(claim))
             if (row := cursor.fetchone()) is not None:
-                transaction.guard()
-                hold = cls(messages, claim, transaction, attempt=row[0])
+                writing.execute(f"SAVEPOINT {FIRST}", {})
+                writing.raw.guard()
+                hold = cls(messages, claim, writing, attempt=row[0])
         finally:
             if hold is None:
-                transaction.abandon()
+                writing.abandon()
         return hold
 
     @property
     def connection(self) -> Connection:
         """The transaction's."""
-        return self._transaction.connection
+        return self.transaction.connection
 
     def explain(self, error: BaseException | None) -> Exception | None:  # noqa: ARG002
-        """No error means more than it says."""
-        return None
+        """Return what makes the operation void, whatever the error says."""
+        transaction = self.transaction
+        if transaction.broken is None and transaction.is_lost():
+            return StoreUnavailable()
+        if transaction.broken is None and not transaction.raw.driver.in_transaction:
+            return NotAtomic(ENDED_BY_STATEMENT)
+        return transaction.broken
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit."""
@@ -64,22 +74,33 @@ class SqliteHold:
         values = {"step": step, "attempt": self.attempt, "result": result}
         self._finish((statements.EXTEND, {}), (statements.RECORD_STEP, values))
 
-    def _run(self, template: str, values: dict[str, Any]) -> Any:
-        return self._messages.execute(self._transaction, template, values)
-
     def abandon(self) -> None:
         """Roll back."""
-        self._transaction.abandon()
+        if self._open:
+            self._open = False
+            self.transaction.end()
 
     def _finish(self, *changes: tuple[str, dict[str, Any]]) -> None:
+        messages, transaction = self._messages, self.transaction
         try:
-            self._transaction.raise_if_ended()
+            if found := self.explain(None):
+                raise found
+            transaction.flush()
             for template, values in changes:
-                if self._run(template, {**claim_values(self._claim), **values}).rowcount == 0:
+                every = {**claim_values(self._claim), **values}
+                if transaction.raw.send(messages.prepared(template), every).rowcount == 0:
                     raise LeaseLost
-            self._transaction.commit()
+            transaction.commit("", {})
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
+            raise messages.error(original(error)) from error  # type: ignore[arg-type]
         finally:
             self.abandon()
+
+
+ENDED_BY_STATEMENT = (
+    "a statement of the view, or a trigger, ended the operation's transaction: inside an atomic"
+    " operation use db.session.commit() and rollback(), and roll back after an error"
+)
 
 
 class SqliteLease(Lease):
@@ -91,9 +112,9 @@ class SqliteLease(Lease):
         """Record a finished step and renew the lease, in one transaction."""
         self.open_step().record(step, result)
 
-    def open_step(self) -> SqliteHold:
-        """Begin a transaction for one step."""
-        hold = SqliteHold.open(self._messages, self._claim)
+    def open_step(self, connection: Connection | None = None) -> SqliteHold:
+        """Begin a transaction for one step, on a session's connection or a new one."""
+        hold = SqliteHold.open(self._messages, self._claim, connection)
         if hold is None:
             raise LeaseLost
         return hold

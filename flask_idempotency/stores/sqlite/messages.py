@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, Table, exc
 
 from flask_idempotency.core.errors import ConfigurationError, RecordBroken, StoreUnavailable
 
-from .transaction import BorrowedTransaction
+from .transaction import Writing
 
 Run = Callable[[str, dict[str, Any]], Any]
 
@@ -28,23 +28,23 @@ class Messages:
         """The rows of a statement that only reads."""
         try:
             with self.engine.connect() as connection, _reading_any_text(connection):
-                return list(connection.exec_driver_sql(self._prepared(template), values))
+                return list(connection.exec_driver_sql(self.prepared(template), values))
         except exc.SQLAlchemyError as error:
             raise self.error(error) from error
 
-    def begin(self, *, waits: bool = True) -> BorrowedTransaction:
+    def begin(self, connection: Connection | None = None, *, waits: bool = True) -> Writing:
         """The one transaction that writes. Raises ``StoreUnavailable``."""
-        return BorrowedTransaction(self.engine, waits=waits)
+        return Writing(self.engine, connection, waits=waits)
 
-    def execute(self, transaction: BorrowedTransaction, template: str, values: dict[str, Any]) -> Any:
+    def execute(self, transaction: Writing, template: str, values: dict[str, Any]) -> Any:
         """Run one of our statements in a transaction; the driver's cursor."""
         try:
-            return transaction.execute(self._prepared(template), values)
+            return transaction.execute(self.prepared(template), values)
         except sqlite3.Error as error:
             raise self.error(error) from error
 
     @contextmanager
-    def writing(self, transaction: BorrowedTransaction | None = None) -> Iterator[Run]:
+    def writing(self, transaction: Writing | None = None) -> Iterator[Run]:
         """Yield what runs a statement in the transaction, or in a new one; commit at the end."""
         transaction = transaction or self.begin()
         try:
@@ -60,7 +60,8 @@ class Messages:
         with self.writing() as run:
             return int(run(template, values).rowcount)
 
-    def _prepared(self, template: str) -> str:
+    def prepared(self, template: str) -> str:
+        """The statement for these tables."""
         name = self.engine.dialect.identifier_preparer.format_table
         named = re.sub(r"%\((\w+)\)s", r":\1", template)  # values as SQLite wants them
         return named.format(table=name(self.table), steps=name(self.steps))

@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Engine, Table, event
+from sqlalchemy import Connection, Engine, Table, event
 
-from flask_idempotency.core.errors import StoreUnavailable
+from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.stores.admin import Admin
@@ -23,7 +23,7 @@ from flask_idempotency.stores.own_pool import BRIEF_SECONDS, apart
 from . import statements
 from .holds import SqliteHold, SqliteLease, seen
 from .messages import Messages
-from .transaction import BorrowedTransaction
+from .transaction import Writing
 
 POLL_SECONDS = 0.01
 """How often a waiting request looks: SQLite does not announce that its lock is free."""
@@ -67,7 +67,7 @@ class SqliteRecords:
 
     def claim(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         """Insert the record and commit that; then hold it."""
-        transaction = self._begin_in_line(claim.key)
+        transaction = self._begin_in_line(claim)
         if transaction is None:
             return None
         with self.messages.writing(transaction) as run:
@@ -82,7 +82,7 @@ class SqliteRecords:
         """Make a record that nobody holds ours, as its next attempt, and commit that; then hold it."""
         values = {**claim_values(claim), "seen": as_seen.owner}
         try:
-            transaction = self.messages.begin(waits=False)
+            transaction = self.messages.begin(_place(claim), waits=False)
         except StoreUnavailable:
             return None  # somebody writes: its holder, perhaps
         with self.messages.writing(transaction) as run:
@@ -102,21 +102,33 @@ class SqliteRecords:
                 return
             time.sleep(POLL_SECONDS)
 
-    def _begin_in_line(self, key: bytes) -> BorrowedTransaction | None:
+    def _begin_in_line(self, claim: Claim) -> Writing | None:
         """The transaction that writes, when it is free; None if the record is there by then."""
         deadline = time.monotonic() + self._line_seconds
         while True:
             try:
-                return self.messages.begin(waits=False)
+                return self.messages.begin(_place(claim), waits=False)
             except StoreUnavailable:
                 if time.monotonic() > deadline:
                     raise
-            if self.look(key) is not None:
+            if self.look(claim.key) is not None:
                 return None
             time.sleep(POLL_SECONDS)
 
     def _hold(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         if claim.lease_seconds is None:
-            return SqliteHold.open(self.messages, claim)
+            return SqliteHold.open(self.messages, claim, _place(claim))
         rows = self.messages.fetch(statements.ATTEMPT, claim_values(claim))
         return SqliteLease(self.messages, claim, attempt=rows[0][0]) if rows else None
+
+
+def _place(claim: Claim) -> Connection | None:
+    """The session's connection. Raises ``NotAtomic`` if it has written: then nobody else can."""
+    connection: Connection | None = claim.connection
+    if connection is not None and connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        raise NotAtomic(
+            "db.session had written, but not committed, before the idempotent view began. Until that is"
+            " committed, SQLite lets nobody else write, not even the record: commit before the view, or"
+            " do it inside"
+        )
+    return connection

@@ -1,19 +1,20 @@
-"""A transaction in SQLite that a view's session can join.
+"""The one transaction that writes in SQLite, begun at once.
 
-Python's driver begins transactions by itself, late, and not at all before a SAVEPOINT. So we turn that
-off and send BEGIN ourselves. IMMEDIATE: whoever begins gets the only right to write, or waits for it.
+IMMEDIATE: whoever begins gets the only right to write, or waits for it.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, exc
 
-from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
-from flask_idempotency.core.process import this_process
+from flask_idempotency.core.errors import StoreUnavailable
+from flask_idempotency.drivers.port import Values
+from flask_idempotency.drivers.raw_connection import RawConnection, give_back
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 
@@ -24,125 +25,100 @@ HURRY_MILLISECONDS = 50
 _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
 
 
-class BorrowedTransaction:
-    """Begins at once. Whoever makes one ends it, by :meth:`commit` or :meth:`abandon`.
+class SqliteConnection(RawConnection):
+    """A connection to SQLite whose transaction only we may end, once it is guarded."""
 
-    ``waits`` says whether to wait for other writers, for as long as the driver is configured to.
-    Raises ``StoreUnavailable`` if the transaction cannot be begun.
+    def guard(self) -> None:
+        """From now on others may use the transaction: what triggers do, no text tells."""
+        self.driver.set_authorizer(self._authorize)
+
+    def _authorize(self, action: int, *_what: object) -> int:
+        """Deny BEGIN, COMMIT and ROLLBACK; and all else once a statement's OR ROLLBACK has ended it."""
+        denied = action == _TRANSACTION or not self.driver.in_transaction
+        return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
+
+    def commit(self, text: str, values: Values, first: Sequence[str]) -> None:
+        """See :class:`RawConnection`."""
+        self.send(text, values, first)
+        self.driver.set_authorizer(_NO_AUTHORIZER)
+        self.send("COMMIT")
+
+    def put_right(self) -> None:
+        """See :class:`RawConnection`."""
+        self.driver.set_authorizer(_NO_AUTHORIZER)
+        super().put_right()
+
+    def is_lost(self) -> bool:
+        """See :class:`RawConnection`."""
+        try:
+            self.driver.total_changes  # noqa: B018 -- asks nothing but whether it is open
+        except sqlite3.ProgrammingError:
+            return True
+        return False
+
+
+class Writing:
+    """A transaction that writes, on a connection of the engine's, or on that of a session.
+
+    Whoever makes one ends it, by :meth:`commit` or :meth:`abandon`. ``waits`` says whether to wait for
+    other writers, for as long as the driver is configured to. Raises ``StoreUnavailable``.
     """
 
-    def __init__(self, engine: Engine, *, waits: bool = True) -> None:
-        self._open, self._pid = False, this_process()
+    def __init__(
+        self, engine: Engine, connection: Connection | None = None, *, waits: bool = True
+    ) -> None:
+        self._is_sessions = connection is not None
         try:
-            self.connection: Connection = engine.connect()
+            self.connection = connection or engine.connect()
         except exc.SQLAlchemyError as error:
             raise StoreUnavailable from error
-        driver: Any = self.connection.connection.driver_connection
-        self._driver, self._level = driver, driver.isolation_level
         self._patience: int | None = None
         try:
-            self._driver.isolation_level = None
+            driver = self.connection.connection.driver_connection
+            self.raw = SqliteConnection(driver, engine.dialect)
             self._begin(waits)
-            self._root = self.connection.begin()
-            self._open = True
-        except (exc.SQLAlchemyError, sqlite3.Error) as error:
-            self._give_back()
-            raise StoreUnavailable from error
+        except BaseException as error:
+            self.abandon()
+            if isinstance(error, (exc.SQLAlchemyError, sqlite3.Error)):
+                raise StoreUnavailable from error
+            raise
 
     def _begin(self, waits: bool) -> None:
-        if waits:
-            self._driver.execute("BEGIN IMMEDIATE")
-            return
-        (timeout,) = self._driver.execute("PRAGMA busy_timeout").fetchone()
-        self._driver.execute("PRAGMA busy_timeout = 0")
+        driver = self.raw.driver
+        (timeout,) = driver.execute("PRAGMA busy_timeout").fetchone()
+        if not waits:
+            driver.execute("PRAGMA busy_timeout = 0")
         try:
-            self._driver.execute("BEGIN IMMEDIATE")
+            driver.execute("BEGIN IMMEDIATE")
         finally:
-            self._driver.execute(f"PRAGMA busy_timeout = {timeout}")
+            if not waits:
+                driver.execute(f"PRAGMA busy_timeout = {timeout}")
 
     def hurry(self) -> None:
         """Let the commit wait for whoever reads SQLite's database for a moment only."""
-        (self._patience,) = self._driver.execute("PRAGMA busy_timeout").fetchone()
-        self._driver.execute(f"PRAGMA busy_timeout = {HURRY_MILLISECONDS}")
+        (self._patience,) = self.raw.driver.execute("PRAGMA busy_timeout").fetchone()
+        self.raw.driver.execute(f"PRAGMA busy_timeout = {HURRY_MILLISECONDS}")
 
     def execute(self, statement: str, values: dict[str, Any]) -> Any:
         """Run one SQL statement in the transaction; the driver's cursor."""
-        return self._driver.execute(statement, values)
-
-    def guard(self) -> None:
-        """From now on others may use the transaction, and only we may end it."""
-        # The units know statements and the driver's calls, not what triggers do.
-        self._driver.set_authorizer(self._authorize)
-
-    def raise_if_ended(self) -> None:
-        """Raise ``NotAtomic`` if somebody has ended the transaction all the same.
-
-        Raises ``StoreUnavailable`` if the connection is lost, and the transaction with it.
-        """
-        if self._is_lost():
-            raise StoreUnavailable
-        ended = self.connection.get_transaction() is not self._root or not self._root.is_active
-        if ended or not self._driver.in_transaction:
-            raise NotAtomic(
-                "the view ended the operation's transaction: inside an atomic operation use"
-                " db.session.commit() and rollback(), and roll back after an error"
-            )
+        return self.raw.driver.execute(statement, values)
 
     def commit(self) -> None:
-        """Commit, and give the connection back. Raises SQLAlchemy's or the driver's error.
-
-        Raises ``StoreUnavailable`` if the connection is lost: then nobody knows the outcome.
-        """
+        """Commit, and give the connection back. ``StoreUnavailable`` if somebody reads for long."""
         try:
-            self._driver.set_authorizer(_NO_AUTHORIZER)
-            self._driver.execute("COMMIT")
-            self._root.commit()
-        except sqlite3.OperationalError as error:  # somebody reads for longer than we wait
+            self.raw.driver.execute("COMMIT")
+        except sqlite3.OperationalError as error:
             raise StoreUnavailable from error
-        except exc.DBAPIError as error:
-            if error.connection_invalidated:
-                raise StoreUnavailable from error
-            raise
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Roll back what is open, and give the connection back. Does nothing the second time."""
-        if self._open:
-            self._open = False
-            if self._pid != this_process():
-                _parents.append(self)
-            else:
-                self._give_back()
-
-    def _is_lost(self) -> bool:
-        """Return True if the connection is closed, and what was open on it rolled back."""
-        try:
-            self._driver.total_changes  # noqa: B018 -- asks nothing but whether it is open
-        except sqlite3.ProgrammingError:
-            return True
-        return False
-
-    def _authorize(self, action: int, *_what: object) -> int:
-        """Deny BEGIN, COMMIT and ROLLBACK; and all else once a statement's OR ROLLBACK has ended it."""
-        denied = action == _TRANSACTION or not self._driver.in_transaction
-        return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
-
-    def _give_back(self) -> None:
-        try:
-            if self._is_lost():
-                self.connection.invalidate()
-            else:
-                self._driver.set_authorizer(_NO_AUTHORIZER)
-                if self._driver.in_transaction:
-                    self._driver.execute("ROLLBACK")
-                if self._patience is not None:
-                    self._driver.execute(f"PRAGMA busy_timeout = {self._patience}")
-                self._driver.isolation_level = self._level
-        finally:
-            self.connection.close()
-
-
-_parents: list[BorrowedTransaction] = []
-"""In a forked child: those that must not be collected, as SQLite would roll back and delete the journal
-that the parent needs."""
+        if self.connection.closed or self.raw.operation():
+            return
+        if self._patience is not None:
+            self.raw.driver.execute(f"PRAGMA busy_timeout = {self._patience}")
+        if not self._is_sessions:
+            give_back(self.connection)
+        elif self.raw.is_taken():
+            self.raw.put_right()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flask import Response
 
 from flask_idempotency.core.errors import NotAtomic, Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.web.request.request_state import existing_request, is_outermost_request
 from flask_idempotency.web.signals import conclude, operation_rejected
@@ -64,9 +61,9 @@ class AtomicAttempt(Attempt):
         """See :class:`Attempt`."""
         return self._joined.has_committed()
 
-    def _open(self, before: SetAside | None) -> None:
-        hold: Any = self._execution.hold
-        self._joined = Joined(self._state, self._operation, hold, self._route.other_binds, before)
+    def _open(self) -> None:
+        hold = self._execution.hold
+        self._joined = Joined(self._state, self._operation, hold, self._route.other_binds)
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:  # noqa: ARG002
         self._joined.let_go(stored.status)

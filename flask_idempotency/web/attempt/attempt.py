@@ -15,10 +15,9 @@ from flask_idempotency.core.process import this_process
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.after_commit import call_all
-from flask_idempotency.session.before_view import SetAside
-from flask_idempotency.session.flask_context import handle_error
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import warn_undone
+from flask_idempotency.web.flask_context import handle_error
 from flask_idempotency.web.request.request_state import RequestState
 from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.setup.app_state import AppState
@@ -61,11 +60,8 @@ class Attempt:
         self.phase, current.attempt = Phase.OPEN, self
         current.told.attempt = operation.attempt = execution.hold.attempt
 
-    def open(self, before: SetAside | None = None) -> Attempt | Response:
-        """Make everything ready for the view, or respond at once.
-
-        ``before`` is what ``db.session`` was in the middle of.
-        """
+    def open(self) -> Attempt | Response:
+        """Make everything ready for the view, or respond at once."""
         try:
             if self._execution.took_over:
                 note(
@@ -74,7 +70,7 @@ class Attempt:
                     self._current.told,
                     attempt=self._operation.attempt,
                 )
-            return self._open(before) or self
+            return self._open() or self
         except BaseException as error:
             self._note_error(error)
             self.abandon()
@@ -91,8 +87,12 @@ class Attempt:
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if error is not None:
             self._note_error(error)
-        if self.phase in (Phase.IN_VIEW, Phase.OPEN):
-            self.abandon()
+        try:
+            if self.phase in (Phase.IN_VIEW, Phase.OPEN):
+                self.abandon()
+        finally:
+            if self.phase is Phase.OVER:
+                self._error = None  # an exit has struck its end
 
     def _go(self, phase: Phase) -> None:
         if phase not in FOLLOWS[self.phase]:
@@ -207,7 +207,7 @@ class Attempt:
         """The function of :meth:`Idempotency.run` raised ``error``, which goes to its caller."""
         raise NotImplementedError
 
-    def _open(self, before: SetAside | None) -> Response | None:
+    def _open(self) -> Response | None:
         raise NotImplementedError
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:

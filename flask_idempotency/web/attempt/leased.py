@@ -25,10 +25,9 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
-from flask_idempotency.session.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
 from flask_idempotency.session.operation import Running, outer_transaction
-from flask_idempotency.session.set_aside import parked
+from flask_idempotency.web.flask_context import handle_error, log_error
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.signals import (
     conclude,
@@ -130,7 +129,7 @@ class LeasedAttempt(Attempt):
         if outer_transaction() is not None:  # whose view made this request, and shares the session
             drop(self._state.sessions.present())
 
-    def _open(self, _before: object) -> Response | None:
+    def _open(self) -> Response | None:
         operation, execution = self._operation, self._execution
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
         steps = Steps(self._state, operation, lease, execution.claim, binds)
@@ -155,29 +154,27 @@ class LeasedAttempt(Attempt):
         failed = stored.status >= 500
         if not is_settled:
             self._end_view(failed)
-        with parked(self._state):
-            if failed:
-                self._operation.after_commit.clear()  # they were to follow a success
-                if self._has_run:  # otherwise on_interrupted decided so
-                    steps, problem = self._steps.finished(), OperationFailed.type
-                    self._failure = {"level": ERROR, "problem": problem, "steps": steps or None}
-            self._let_go()
-            self._commit(stored)
+        if failed:
+            self._operation.after_commit.clear()  # they were to follow a success
+            if self._has_run:  # otherwise on_interrupted decided so
+                steps, problem = self._steps.finished(), OperationFailed.type
+                self._failure = {"level": ERROR, "problem": problem, "steps": steps or None}
+        self._let_go()
+        self._commit(stored)
 
     def _release(self) -> None:
         self._end_view(failed=True)
-        with parked(self._state):
-            if self.phase is Phase.OPEN or self._is_unknown():
-                self.abandon()  # it stays interrupted
-                return
-            self._execution.release()
-            conclude(
-                self._state.app,
-                operation_rejected,
-                self._current.told,
-                outcome="released",
-                attempt=self._operation.attempt,
-            )
+        if self.phase is Phase.OPEN or self._is_unknown():
+            self.abandon()  # it stays interrupted
+            return
+        self._execution.release()
+        conclude(
+            self._state.app,
+            operation_rejected,
+            self._current.told,
+            outcome="released",
+            attempt=self._operation.attempt,
+        )
 
     def _is_unknown(self) -> bool:
         """Return True if nobody knows what an earlier attempt has done, whatever this one did."""

@@ -24,9 +24,9 @@ from flask_idempotency.core.ports import Lease, Step
 from flask_idempotency.core.process import FORKED, this_process
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
+from flask_idempotency.session.joining import to_continue
 from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsaved
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.set_aside import parked, set_aside
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
@@ -108,12 +108,11 @@ class Steps:
         left_open = blocks_records(state)
         if left_open:
             drop(state.sessions.present())
-        with parked(state):
-            try:
-                self._record(step.name, result, self._lease)
-            except LeaseLost as error:
-                self._warn_overtaken(step.name, error)
-                raise
+        try:
+            self._record(step.name, result, self._lease)
+        except LeaseLost as error:
+            self._warn_overtaken(step.name, error)
+            raise
         if left_open:
             raise StepError(
                 f"step {step.name!r} was done, and left changes in db.session that it did not commit."
@@ -131,8 +130,7 @@ class Steps:
     def _renew(self, step: PresentStep) -> None:
         """Renew the lease. Raises ``LeaseLost`` before anything is done that would not count."""
         self._refuse_open_writes(f"step {step.name!r}")
-        with parked(self._state):
-            self._lease.extend(self._seconds)
+        self._lease.extend(self._seconds)
 
     def _refuse_open_writes(self, what: str) -> None:
         """Raise ``StepError`` if the record could not be written, because the session has written.
@@ -151,8 +149,7 @@ class Steps:
         """The result that is recorded, if there is one."""
         with self._lock:
             if self._recorded is None:
-                with parked(self._state):
-                    self._recorded = self._lease.steps()
+                self._recorded = self._lease.steps()
             stored = self._recorded.get(name)
         if stored is None:
             return None
@@ -232,23 +229,22 @@ class Steps:
     def _run_in_transaction(self, step: PresentStep) -> bytes:
         state = self._state
         refuse_unsaved(state.sessions, step.name)
-        with set_aside(state) as before:
-            hold = self._lease.open_step()
-            try:
-                with Joined(state, self._operation, hold, self._other_binds, before) as joined:
-                    try:
-                        with self._present_step(step):
-                            result = _encoded(step.name, step.function())
-                            joined.commit()
-                    except Exception as error:
-                        joined.raise_if_uncommittable(error)
-                        if (sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
-                            raise StoreUnavailable from error
-                        raise
-                    joined.let_go()
-                self._record(step.name, result, hold)
-            finally:
-                hold.abandon()
+        hold = self._lease.open_step(to_continue(state, self._other_binds))
+        try:
+            with Joined(state, self._operation, hold, self._other_binds) as joined:
+                try:
+                    with self._present_step(step):
+                        result = _encoded(step.name, step.function())
+                        joined.commit()
+                except Exception as error:
+                    joined.raise_if_uncommittable(error)
+                    if (sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
+                        raise StoreUnavailable from error
+                    raise
+                joined.let_go()
+            self._record(step.name, result, hold)
+        finally:
+            hold.abandon()
         return result
 
     def _record(self, name: str, result: bytes, hold: Lease | Step) -> None:

@@ -78,6 +78,7 @@ class AppState(Databases):
     observed_records: Records  # the same, for requests that are only observed: briefly
     observer: DecisionEngine  # on these
     purge: Purge | None
+    in_test: Callable[[Any], Records] | None  # the same in the transaction of a test's connection
     unobserved_until: float = 0.0  # by time.monotonic(), after a failure
     has_served: bool = False
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
@@ -85,6 +86,7 @@ class AppState(Databases):
     # How long each operation took here, by its name: what a duplicate is told to wait.
     last_seconds: dict[str, float] = field(default_factory=dict)
     tracing: Tracing | None = None
+    mistakes: set[tuple[str, type]] = field(default_factory=set)  # those that were logged
 
 
 _states: WeakSet[AppState] = WeakSet()

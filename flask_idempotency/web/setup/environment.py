@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from traceback import walk_stack
+from typing import Any
 
 from sqlalchemy import Engine, StaticPool
 
-from flask_idempotency.core.errors import ConfigurationError, shown
+from flask_idempotency.core.errors import AUTOCOMMIT, ConfigurationError, shown
 from flask_idempotency.core.logs import log
 from flask_idempotency.session.sources import Sessions
 
@@ -32,10 +33,10 @@ def bind_of(sessions: Sessions, settings: Settings) -> str | None:
     return key
 
 
-def check_driver(engine: Engine, where: str, store: str, drivers: Sequence[str]) -> None:
+def check_driver(engine: Engine, where: str, store: str, options: Mapping[str, Any]) -> None:
     """Raise ``ConfigurationError``, with the fix, for a database that the store does not support.
 
-    ``where`` says where the engine's URL was set.
+    ``where`` says where the engine's URL was set, and ``options`` are what it was made with.
     """
     url, kind = engine.url, engine.dialect.name
     if store == "redis":
@@ -54,14 +55,14 @@ def check_driver(engine: Engine, where: str, store: str, drivers: Sequence[str])
             " postgresql+psycopg2://user:password@host/database. For development,"
             " IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
         )
-    # SQLAlchemy 2.1 reads postgresql:// as psycopg 3.
-    driver = url.drivername.partition("+")[2] or engine.dialect.driver
-    if driver not in drivers:
+    if engine.dialect.is_async:
         raise ConfigurationError(
-            f"{where} begins with {url.drivername}://, which means the driver {driver}; only"
-            f" {' and '.join(drivers)} are supported: write postgresql+psycopg2:// or"
-            " postgresql+psycopg:// in front of user:password@host/database"
+            f"{where} begins with {url.drivername}://, which is a driver for asyncio; allowed:"
+            " postgresql+psycopg2://, postgresql+psycopg://, or another one that is not"
         )
+    every = {**options, **(options.get("execution_options") or {}), **engine.get_execution_options()}
+    if str(every.get("isolation_level")).upper() == "AUTOCOMMIT":
+        raise ConfigurationError(f"{where}: {AUTOCOMMIT}")
 
 
 _VARIABLES = {

@@ -60,19 +60,19 @@ def present_context() -> Any:
 
 
 @contextmanager
-def copied_context() -> Iterator[None]:
-    """Go on in a copy of the present application context: a session is found by its identity."""
-    token = _cv_app.set(copy(_cv_app.get()))
+def copied_context(*, with_g: bool) -> Iterator[None]:
+    """Go on in a copy of the present application context: a session is found by its identity.
+
+    ``with_g``: or in ``flask.g``, which is a copy then, too.
+    """
+    context = copy(_cv_app.get())
+    if with_g:
+        context.g = copy(context.g)
+    token = _cv_app.set(context)
     try:
         yield
     finally:
         _cv_app.reset(token)
-
-
-def copy_g() -> None:
-    """Let the present application context, which is a copy, have a ``flask.g`` of its own."""
-    context = _cv_app.get()
-    context.g = copy(context.g)
 
 
 def functions_after_request() -> list[Callable[[Any], Any]]:

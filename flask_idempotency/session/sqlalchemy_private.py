@@ -1,0 +1,42 @@
+"""What is private in SQLAlchemy: one name. No other file uses any.
+
+``_connections`` of a session's transaction has, for each engine or connection that it was asked for
+with, the connection, the transaction on it, whether to commit that, and whether to close the
+connection. Seen in SQLAlchemy 2.0.26, 2.0.58 and 2.1.9; ``tests/unit/test_private_sqlalchemy.py`` fails
+when a release changes it.
+"""
+
+# ruff: noqa: SLF001 -- this is what the file is for
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+
+def connections(session: Session) -> dict[Engine | Connection, Connection]:
+    """The connections of the session's present transaction, by what they were asked for with."""
+    transaction = session.get_transaction()
+    if transaction is None:
+        return {}
+    return {bind: found[0] for bind, found in transaction._connections.items()}
+
+
+def continue_nested(session: Session, connection: Connection) -> None:
+    """Let the session's transactions go on in savepoints of ``connection``, which they are in.
+
+    When one ends, its savepoint ends, and neither the connection's transaction nor its time with us.
+    """
+    transaction: Any = session.get_nested_transaction() or session.get_transaction()
+    every = []
+    while transaction is not None:
+        every.append(transaction)
+        transaction = transaction.parent
+    for each in reversed(every):
+        if connection in each._connections:
+            nested = (connection, connection.begin_nested(), True, False)
+            for bind, found in list(each._connections.items()):
+                if found[0] is connection:
+                    each._connections[bind] = nested

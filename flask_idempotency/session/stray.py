@@ -1,0 +1,36 @@
+"""What is written past an operation, on another connection, is no part of it: its view is told once."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from flask_idempotency.core.logs import log
+
+from .guard import traits_of
+from .operation import outer_transaction
+from .transaction import innermost
+from .undone import watched
+
+_warned: set[tuple[str, bool]] = set()
+
+
+def hear(connection: Connection, statement: str) -> None:
+    """A statement is about to be sent on a connection that is no operation's."""
+    if innermost.get() is None:
+        if (commits := watched.get()) is not None and traits_of(statement).writes:
+            commits.has_written = True
+        return
+    running = outer_transaction()
+    if running is None or not traits_of(statement).writes or connection.engine in running.other_binds:
+        return
+    is_own = connection.engine.pool is running.transaction.connection.engine.pool
+    if (running.operation.name, is_own) not in _warned:
+        _warned.add((running.operation.name, is_own))
+        log.warning(
+            "the view of %s writes on %s: that is not part of the operation, and a retry may repeat it."
+            " Use the view's db.session or current_operation.connection",
+            running.operation.name,
+            "a connection of its own (db.engine, or a session in another context)"
+            if is_own
+            else "an engine of its own",
+        )
