@@ -16,7 +16,6 @@ import tests.sessions
 from tests.differential.comparison import Twins
 from tests.differential.documented import documented
 from tests.differential.documented_schema import DOCUMENTED, WITH_HIDDEN
-from tests.differential.mutants import MUTANTS, caught_by
 from tests.differential.programs import SESSIONS
 from tests.differential.summary import Summary
 from tests.differential.twins import PLAIN_SCHEMA
@@ -35,12 +34,9 @@ def main() -> int:
     parser.add_argument("--sessions", choices=tests.sessions.KINDS, default=tests.sessions.usual)
     parser.add_argument("--shown", type=int, default=10, help="differences to shrink and show")
     parser.add_argument("--kinds", action="store_true", help="count each kind of step")
-    parser.add_argument("--mutants", action="store_true", help="show which kept programs catch which")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     servers.urls.driver, tests.sessions.usual = given.driver, given.sessions
-    if given.mutants:
-        return show_mutants()
     stores = [given.store] if given.store else ["postgres", "hybrid"]
     grammar = documented(given.driver) if given.documented else SESSIONS
     schemas = {"postgres": DOCUMENTED, "hybrid": WITH_HIDDEN} if given.documented else {}
@@ -62,27 +58,6 @@ def main() -> int:
             passed.append(not summary.different and not summary.emptiness)
             twins.close()
     return 0 if all(passed) else 1
-
-
-def show_mutants() -> int:
-    """Run each mutant against its own programs and all that are kept."""
-    escaped, run = 0, 0
-    with servers.postgres(fsync=False) as postgres:
-        print(f"{'mutant':42}caught by")
-        for name, mutant in MUTANTS.items():
-            if mutant.driver not in ("", servers.urls.driver):
-                continue
-            twins = Twins(postgres, "mutants", schema=mutant.schema)
-            found = caught_by(twins, mutant)
-            twins.close()
-            own = [each for each in mutant.programs if each in found]
-            others = len(found) - len(own)
-            run += 1
-            escaped += len(own) < len(mutant.programs)
-            caught = ", ".join(own) or "NONE OF ITS OWN"
-            print(f"{name:42}{caught}" + (f", and {others} more" if others else ""), flush=True)
-    print(f"\n{run - escaped} of {run} mutants caught on {servers.urls.driver}")
-    return 1 if escaped else 0
 
 
 if __name__ == "__main__":

@@ -131,12 +131,13 @@ def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
         yield "record: kept though refused"
     if "a savepoint of the operation is gone" in first.refusal:
         yield LOST
-    if first.run.baseline is not None:
+    program = first.run.program  # what was done before the view may be committed after it
+    if first.run.baseline is not None and not (program.before and (program.above or program.after)):
         yield from _unequal("rows of a refused request", nothing_done(first.run), by_view(first.rows))
-    if not first.run.program.before:
+    if not program.before:
         yield from protected.leaves(plain)
     # What stays on a connection, such as a prepared statement, may stop the retry earlier.
-    is_comparable = not (first.run.program.before or protected.lines)
+    is_comparable = not (program.before or protected.lines)
     if retry.replayed or (retry.status != first.status and is_comparable):
         yield f"retry: {retry.status} {retry.errors_by_name} after {first.status}"
 

@@ -185,7 +185,6 @@ FRAGMENTS: dict[str, list[Steps]] = {
     "settings": [
         *texts(*_SETTINGS),
         (do("text", "set local"), do("text", "trigger that writes"), do("commit"), do("text", "show")),
-        (do("text", "function that sets"), do("commit"), do("text", "show")),
         (do("text", "clerk"), do("text", "policy"), do("commit"), do("text", "who")),
         (do("text", "set_config nested"), do("rollback"), do("text", "show")),
     ],
@@ -223,12 +222,6 @@ FRAGMENTS: dict[str, list[Steps]] = {
         ),
         (do("text", "declare"), do("commit"), do("text", "fetch")),
         (do("text", "declare a write"), do("text", "fetch a write"), do("commit")),
-        (do("temporary", "as select"), do("commit"), do("use the temporary", "scrap")),
-        (
-            do("text", "function that makes a table"),
-            do("commit"),
-            do("use the temporary", "of a function"),
-        ),
     ],
     "reads": texts(*_between("read", "literals")),
     "failures": [
@@ -262,8 +255,8 @@ ALWAYS: list[Steps] = [
 ]
 
 MORE_BEFORE: list[Steps] = [
-    *each("text", "read", "set local", "clerk", "function that sets", "calm view", "quoted function"),
-    *each("text", "function in a schema", "view", "operator", "function that locks", "block that sets"),
+    *each("text", "read", "calm view", "quoted function"),
+    *each("text", "function in a schema", "view", "operator"),
     *each("load books", "joined"),
     (do("keep a book"),),
     (do("keep a book"), do("change the kept book", "price")),

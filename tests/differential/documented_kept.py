@@ -50,15 +50,6 @@ KEPT: dict[str, Program] = {
             *(do("bind", "interval", "text"), ROLLBACK, do("write an author", "Late"), COMMIT),
         )
     ),
-    "a savepoint while everything is streamed": Program(
-        view=(
-            do(
-                "nested, then its own commit",
-                do("by a connection", "stream everything"),
-                do("nested, first error ends it", do("fail by ORM", "enumeration")),
-            ),
-        )
-    ),
     "an aggregate that writes": _read_that_writes("aggregate"),
     "a quoted function": _read_that_writes("quoted function"),
     "a function in a schema": _read_that_writes("function in a schema"),
@@ -77,34 +68,11 @@ KEPT: dict[str, Program] = {
             *(do("driver SQL", "empty"), ROLLBACK),
         )
     ),
-    "a stream in an aborted transaction that cannot be parsed": Program(
-        view=(
-            do("by a connection", "stream everything"),
-            do("text", "division"),
-            do("text", "set zone"),
-        )
-    ),
     "a savepoint in capitals": Program(
         view=(
             do("driver SQL", "savepoint in capitals"),
             do("nested, kept", do("cursor", "to savepoint")),
         )
-    ),
-    "a temporary table that a function makes": Program(
-        view=(
-            do("text", "function that makes a table"),
-            COMMIT,
-            do("use the temporary", "of a function"),
-        )
-    ),
-    "a function makes its temporary table twice": Program(
-        view=(
-            *(do("text", "function that makes a table"), COMMIT),
-            *(do("text", "function that makes a table"), COMMIT),
-        )
-    ),
-    "a temporary table that a block makes": Program(
-        view=(do("temporary", "in a block"), COMMIT, do("use the temporary", "in a block"))
     ),
     "a value that cannot be parsed in an aborted transaction": Program(
         view=(do("text", "division"), do("bind", "function", "empty tuple"))
@@ -143,23 +111,3 @@ PSYCOPG: dict[str, Program] = {
     ),
 }
 """The same with psycopg's own methods, or what it prepares by itself."""
-
-PSYCOPG2: dict[str, Program] = {
-    "a large object in a transaction that has failed": Program(
-        view=(do("text", "division"), do("driver", "psycopg2", "large object"))
-    ),
-}
-"""The same with psycopg2's own methods."""
-
-OPEN: dict[str, Program] = {
-    "a savepoint that was rolled back to, and another session": Program(
-        view=(
-            *(do("text", "savepoint"), do("text", "to savepoint"), OTHER),
-            do("text", "release"),
-        )
-    ),
-    "a commit after another session on the connection has ended its transaction": Program(
-        view=(do("a session on the connection", "control_fully"),), after=(COMMIT,)
-    ),
-}
-"""What is still different: another error, or none, as the page on the session says. No row is lost."""

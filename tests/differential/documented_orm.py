@@ -493,8 +493,6 @@ STREAMS: dict[str, Callable[[Hand], Any]] = {
     "left early": lambda hand: _streamed(hand, lambda _: "enough"),
     "closed early": _closed_early,
     "written meanwhile": lambda hand: _streamed(hand, lambda _: hand.session.execute(_WRITE)),
-    "committed meanwhile": lambda hand: _streamed(hand, lambda _: _commit(hand)),
-    "rolled back meanwhile": lambda hand: _streamed(hand, lambda _: hand.session.rollback()),
     "buffered": _buffered,
 }
 """By name, how rows are read one by one."""

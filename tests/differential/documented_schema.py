@@ -260,11 +260,6 @@ SET_UP = """
         select born from author where name = $1 for update $$;
     create function lock_all(int) returns int language plpgsql as $$ begin
         perform pg_advisory_xact_lock($1); return 1; end $$;
-    create function be_tenant(text) returns text language sql as $$
-        select set_config('app.tenant', $1, true) $$;
-    create function make_scratch() returns void language plpgsql as $$ begin
-        create temporary table of_function (label text) on commit drop;
-        insert into of_function values ('f'); end $$;
     create function tell(text) returns void language sql as $$ select pg_notify('news', $1) $$;
     create procedure work(text) language plpgsql as $$ begin
         insert into journal (text) values ('work ' || $1); end $$;

@@ -55,20 +55,6 @@ KEPT: dict[str, Program] = {
     "a translated schema after a commit": Program(
         view=(do("translate the schema"), do("commit"), do("read"))
     ),
-    "a temporary table dropped by a commit": Program(
-        view=(
-            do("make a temporary table", "dropped"),
-            do("commit"),
-            do("fill the temporary table"),
-        )
-    ),
-    "a temporary table that could not be made": Program(
-        view=(
-            do("make a temporary table", "for good"),
-            do("nested, undone", do("make a temporary table", "dropped")),
-            do("commit"),
-        )
-    ),
     "a stream after a commit": Program(view=(do("open a stream"), do("commit"), do("read the stream"))),
     "a write's lock after a rollback": Program(
         view=(do("count up"), do("rollback"), do("count up by engine"))
@@ -116,10 +102,6 @@ KEPT: dict[str, Program] = {
     ),
     "a snapshot from before the view": Program(
         view=(do("count up by engine"), do("count up")), isolation="REPEATABLE READ"
-    ),
-    "a helper's commit in the snapshot": Program(
-        view=(do("read"), do("in a helper's context", do("add", "b"), do("commit")), do("read")),
-        isolation="REPEATABLE READ",
     ),
     # Second sessions
     "a helper reads what is not committed": Program(
@@ -176,10 +158,6 @@ KEPT: dict[str, Program] = {
         handler="plain",
     ),
     "read only before the view": Program(before=(do("set", "read only"),), view=(do("insert", "a"),)),
-    "an advisory lock before the view": Program(
-        before=(do("lock", "advisory"),),
-        view=(do("in a helper's context", do("lock", "advisory at once")),),
-    ),
     "an error before the view": Program(before=(do("fail", "division"),)),
     "a failed flush before a replay": Program(before=(do("add", "b"), do("commit"))),
     "a rollback of what was added before the view": Program(

@@ -7,7 +7,7 @@ application's sessions leave nothing to refuse.
 from __future__ import annotations
 
 from tests.differential.programs import Program
-from tests.differential.steps import FAILURES, TEMPORARY, Step, do
+from tests.differential.steps import FAILURES, Step, do
 
 ADD, LATER, LAST = do("add", "a"), do("add", "b"), do("add", "c")
 COMMIT, ROLLBACK, FLUSH, READ = do("commit"), do("rollback"), do("flush"), do("read")
@@ -62,12 +62,11 @@ equal("settings when the session is closed", *SET, ADD, FLUSH, do("close"), SHOW
 equal("settings before an error", *SET, ADD, FLUSH, answer="raise")
 equal("settings committed with a rejection", *SET, COMMIT, answer="conflict")
 SHOWN = (SHOW, ADD, COMMIT, SHOW)
-for what in (*FOR_GOOD, *LOCAL):
+for what in FOR_GOOD:
     equal(f"{what}, before the view", *SHOWN, before=(do("set", what),))
 for what, steps in {
     "committed": (*SET, COMMIT),
     "rolled back": (*SET, ROLLBACK),
-    "nested": (do("nested, kept", SET[0]),),
     "reset": (SET[0], do("send", "reset all")),
 }.items():
     equal(f"settings before the view, {what}", *SHOWN, before=steps)
@@ -83,14 +82,10 @@ equal(
 
 # Tables, cursors, channels, statements and locks of the connection
 
-for how in TEMPORARY:
-    make, fill = do("make a temporary table", how), do("fill the temporary table")
-    look, drop = do("read the temporary table"), do("send", "drop table if exists pg_temp.scratch")
-    end = (ROLLBACK, ADD, COMMIT, drop, COMMIT)
-    equal(f"a temporary table, {how}", make, fill, look, COMMIT, look, *end)
-    equal(f"a temporary table that stays, {how}", make, fill, look, ADD, COMMIT)
-MADE = do("make a temporary table", "dropped"), do("fill the temporary table"), COMMIT
-equal("a temporary table made and dropped for each commit", *MADE, ADD, *MADE, LATER, *MADE)
+make, fill = do("make a temporary table", "for good"), do("fill the temporary table")
+look, drop = do("read the temporary table"), do("send", "drop table if exists pg_temp.scratch")
+equal("a temporary table", make, fill, look, COMMIT, look, ROLLBACK, ADD, COMMIT, drop, COMMIT)
+equal("a temporary table that stays", make, fill, look, ADD, COMMIT)
 HOLD = do("send", "declare kept cursor with hold for select label from item order by 1")
 FETCH, CLOSE = do("ask", "fetch 1 from kept"), do("send", "close kept")
 LEFT = do("ask", "select array_agg(name) from pg_cursors where name <> ''")
@@ -98,8 +93,6 @@ equal("a cursor with hold", HOLD, ADD, COMMIT, FETCH, CLOSE, COMMIT)
 equal(
     "a cursor with hold in later transactions", HOLD, COMMIT, FETCH, ADD, COMMIT, FETCH, ROLLBACK, LEFT
 )
-BESIDE = do("send", """declare "Not ""kept\""" cursor for select 1""")
-equal("a cursor with hold beside one without", HOLD, BESIDE, ADD, COMMIT, LEFT, FETCH, CLOSE, COMMIT)
 equal("a cursor with hold, rolled back", HOLD, ROLLBACK, LEFT, ADD, COMMIT)
 equal("a channel", do("listen"), ADD, COMMIT)
 PREPARE = do("send", "prepare pay (text) as insert into item (label, amount) values ($1, 1)")

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from flask_idempotency import current_operation
 from flask_idempotency.core.errors import sqlstate
-from tests.differential.harness import EQUAL_OR_REFUSED, ByDesign, Family, Refused
+from tests.differential.harness import EQUAL_OR_REFUSED, ByDesign, Family
 from tests.differential.schemas import (
     TENANT,
     deferred_constraints,
@@ -51,17 +51,6 @@ def an_option_of_the_connection_until_the_commit(world):
     world.commit()
     world.note(world.session.connection().get_execution_options().get("stream_results"))
     world.pay(1)
-    world.commit()
-
-
-@family()
-def a_connection_that_was_kept_over_a_commit(world):
-    connection = world.session.connection()
-    world.pay(1)
-    world.commit()
-    with world.catching():
-        connection.scalar(sa.text("select count(*) from payment"))
-    world.pay(2)
     world.commit()
 
 
@@ -108,15 +97,6 @@ family.add(
     before=reads_and_holds_a_cursor,
     after_request=reads_the_held_cursor,
 )
-family.add(
-    "a cursor with hold opened before the view, not committed",
-    pays_beside_a_cursor,
-    before=lambda world: world.sql("declare kept cursor with hold for select 1"),
-    expect=Refused("cursor"),
-    status=None,
-)
-
-
 # Constraints that are asked at the commit.
 
 
@@ -257,7 +237,6 @@ def constraints_set_deferred_until_the_commit(world):
     world.note(world.sql("select count(*) from line"))
 
 
-@family(setup=deferred_constraints, expect=Refused("SET CONSTRAINTS and committed"))
 def constraints_set_deferred_and_then_another_write(world):
     constraints_set_deferred_until_the_commit(world)
     with world.catching(DBAPIError):
@@ -286,22 +265,6 @@ def only_deferred(world):
     world.admin_run("alter table line drop constraint one_position")
 
 
-@family(setup=deferred_constraints)
-def constraints_set_immediate_until_the_commit(world):
-    world.sql("set constraints all immediate")
-    with world.catching(DBAPIError):
-        two_of_one_number(world)
-        world.session.flush()
-    world.session.rollback()
-    with world.catching(DBAPIError):
-        two_of_one_number(world)
-        world.session.flush()
-        world.note("deferred again")
-    world.session.rollback()
-    world.pay(1)
-    world.commit()
-
-
 @family(setup=only_deferred)
 def constraints_are_deferred_again_where_all_are_by_definition(world):
     constraints_are_deferred_again_after_a_commit(world)
@@ -320,19 +283,6 @@ def a_trigger_that_writes(world):
 
 @family(setup=a_trigger_that_writes)
 def a_deferred_trigger_that_writes(world):
-    for amount in (1, 2):
-        world.pay(amount)
-        world.commit()
-        world.note(world.sql("select count(*) from journal"))
-
-
-def a_trigger_that_writes_beside_constraints(world):
-    deferred_constraints(world)
-    a_trigger_that_writes(world)
-
-
-@family(setup=a_trigger_that_writes_beside_constraints)
-def a_deferred_trigger_that_writes_beside_constraints_that_do_not_wait(world):
     """What it wrote is read after the operation: see "The same, with a difference" in the docs."""
     for amount in (1, 2):
         world.pay(amount)
@@ -353,7 +303,7 @@ def constraints_set_immediate_and_committed(world):
     world.commit()
 
 
-@family(setup=deferred_constraints, expect=Refused("in begin_nested"))
+@family(setup=deferred_constraints)
 def constraints_set_in_a_nested_transaction_that_is_rolled_back(world):
     nested = world.session.begin_nested()
     world.sql("set constraints all immediate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from flask import g, has_app_context
+from flask import g
 
 from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, ByDesign, Family, NothingKept
 from tests.differential.sentences import ROLLED_BACK
@@ -14,15 +14,6 @@ family = Family()
 
 class Veto(Exception):
     """What a listener does not allow."""
-
-
-def vetoes(world):
-    """A listener of the engine that stops a commit: money must not move."""
-
-    @sa.event.listens_for(world.engine, "commit")
-    def stop(connection):
-        if has_app_context() and g.get("veto"):
-            raise Veto("not today")
 
 
 def session_vetoes(world):
@@ -88,7 +79,7 @@ def flushed_under_a_veto(world):
     world.session.flush()
 
 
-for arranged in (vetoes, session_vetoes):
+for arranged in (session_vetoes,):
     what = arranged.__name__.replace("_", " ")
     family.add(f"{what}, and nobody answers", vetoed, setup=arranged, status=500)
     family.add(f"{what}, and the view answers", vetoed_and_answered, setup=arranged, status=409)
@@ -112,15 +103,6 @@ family.add(
         NothingKept().problems,
     ),
 )
-
-
-def outbox(world):
-    """Rows that a listener writes at the last moment before the commit."""
-
-    @sa.event.listens_for(world.engine, "commit")
-    def write(connection):
-        if has_app_context() and g.pop("outbox", False):
-            connection.exec_driver_sql("insert into audit (text) values ('outbox')")
 
 
 def outbox_of_the_session(world):
@@ -156,7 +138,7 @@ def with_an_outbox_and_two_commits(world):
     with_an_outbox(world)
 
 
-for arranged in (outbox, outbox_of_the_session):
+for arranged in (outbox_of_the_session,):
     what = arranged.__name__.replace("_", " ")
     family.add(f"an {what}", with_an_outbox, setup=arranged)
     family.add(f"an {what} of two commits", with_an_outbox_and_two_commits, setup=arranged)
@@ -189,11 +171,6 @@ SESSION_EVENTS = (
 def hears_the_session(world):
     for event in SESSION_EVENTS:
         sa.event.listen(world.db.session, event, lambda *_, event=event: world.note(event))
-
-
-def hears_the_commits(world):
-    for event in ("commit", "prepare_twophase", "commit_twophase"):
-        sa.event.listen(world.engine, event, lambda *_, event=event: world.note(event))
 
 
 def hears_statements(world):
@@ -303,7 +280,7 @@ VIEWS = {
     a_refusal: 422,
     an_error: 500,
 }
-for arranged in (hears_the_session, hears_the_commits, hears_statements, hears_errors, hears_rows):
+for arranged in (hears_the_session, hears_statements, hears_errors, hears_rows):
     what = arranged.__name__.replace("_", " ")
     for view, status in VIEWS.items():
         if arranged in {hears_errors, hears_rows} and view not in {nested, an_error_that_is_caught}:

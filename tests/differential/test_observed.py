@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from flask_idempotency import operation_observed
 from servers.postgresql import drop_database
@@ -34,7 +33,6 @@ class Pair:
         urls = [postgres.database(name) for name in self._names]
         self.plain = make_twin(urls[0], "", protected=False, redis_url=None)
         self.observed = make_twin(urls[1], "", protected=True, redis_url=None, enforce=False)
-        self.connections = [_connections(twin) for twin in self.twins]
         self._keys = itertools.count(1)
 
     @property
@@ -48,13 +46,9 @@ class Pair:
         for what, mine, other in zip(_NAMES * 2 + ("state",), plain, observed, strict=True):
             if mine != other:
                 found.append(f"{what}: {mine} in plain, {other} in observed")
-        before, after = map(len, self.connections)
-        if before != after:
-            found.append(f"connections: {before} in plain, {after} in observed")
-        for twin, connections in zip(self.twins, self.connections, strict=True):
+        for twin in self.twins:
             if twin.state() or not twin.is_fresh():
                 twin.forget_connections()
-            connections.clear()
         return found
 
     def close(self) -> None:
@@ -78,14 +72,6 @@ def _facts(request: Request) -> tuple[Any, ...]:
     run = request.run
     errors = [name_of(error) for error in request.errors]
     return request.status, request.text, request.rows, run.seen, errors, run.views
-
-
-def _connections(twin: Twin) -> list[Any]:
-    """What was taken from the pool of the application."""
-    taken: list[Any] = []
-    with twin.app.app_context():
-        sa.event.listen(twin.db.engine, "checkout", lambda *_: taken.append(1))
-    return taken
 
 
 @pytest.fixture(scope="module")

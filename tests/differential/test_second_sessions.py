@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from tests import sessions
 from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, Either, Family, NothingKept, Refused
-from tests.flask_releases import BEFORE_3_2
 
 family = Family(pool=2)
 REFUSED = Refused("session|request to its own application")
@@ -170,43 +169,6 @@ def a_session_on_an_engine_with_other_options_after_a_read(world):
     world.commit()
 
 
-@family(expect=EQUAL_OR_REFUSED)
-def a_connection_of_the_sessions_bind_after_uncommitted_work(world):
-    core_insert(world)
-    with world.session.get_bind().connect() as connection:
-        world.note(connection.scalar(sa.text("select count(*) from payment")))
-    world.commit()
-
-
-@family()
-def a_connection_of_the_sessions_bind_after_a_read(world):
-    read(world)
-    with world.session.get_bind().connect() as connection:
-        world.note(connection.scalar(sa.text("select count(*) from payment")))
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_connection_of_the_sessions_bind_that_writes(world):
-    world.pay(1)
-    world.commit()
-    with world.session.get_bind().begin() as connection:
-        connection.execute(sa.insert(world.Audit).values(text="log"))
-
-
-@family()
-def what_the_sessions_bind_tells(world):
-    world.pay(1)
-    world.commit()
-    bind = world.session.get_bind()
-    world.note([bind.name, bind.driver, bind.url.get_backend_name(), bind.url.username])
-    world.note([bind.url.port == world.engine.url.port, bind.url.database == world.engine.url.database])
-    world.note([isinstance(bind, sa.Engine), bind.dialect is world.engine.dialect])
-    world.note([bind.pool is world.engine.pool, repr(bind) == repr(world.engine)])
-    world.note(sa.inspect(bind).has_table("payment"))
-
-
 @family()
 def a_connection_of_the_engine_that_writes(world):
     world.pay(1)
@@ -295,29 +257,8 @@ def test_a_request_to_the_application_itself_costs_the_view_nothing_or_is_refuse
     hold(case, store)
 
 
-@dataclass(frozen=True)
-class RefusedInside:
-    """The request inside is refused by name, and nothing of either is committed."""
-
-    def problems(self, outcome):
-        first = outcome.protected.steps[0]
-        found = [] if any(e.name == "NotAtomic" for e in first.reply.errors) else ["nothing refused"]
-        for step in outcome.protected.steps:
-            if step.reply.status != 500:
-                found.append(f"{step.label}: answered {step.reply}")
-            if step.rows != outcome.protected.rows:
-                found.append(f"{step.label}: rows {step.rows}")
-        return found
-
-
 leased = Family(pool=2, atomic=False)
-for work in (core_insert, orm_insert, lock_a_row, release_a_nested_transaction):
-    leased.add(
-        f"{name(work)}, then a protected request",
-        Ask(work, writing, protected=True),
-        expect=RefusedInside() if BEFORE_3_2 else EQUAL,
-    )
-for work in (nothing, read):
+for work in (nothing, read, core_insert, orm_insert, lock_a_row, release_a_nested_transaction):
     leased.add(f"{name(work)}, then a protected request", Ask(work, writing, protected=True))
 leased.add(
     "core insert and a commit, then a protected request",

@@ -20,7 +20,6 @@ from flask_idempotency.client import RetryPolicy
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
-from flask_idempotency.stores.own_pool import OWN_CONNECTIONS
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
 from flask_idempotency.stores.redis.lock import MARKER_SECONDS, PAUSE_SECONDS, PROBE_AFTER_SECONDS
 from flask_idempotency.web.setup.options import OPTIONS, RunOptions
@@ -126,12 +125,6 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
             ("go-live.md", "`RetryPolicy.deadline` | ", " s"),
         ]
     ),
-    (
-        "connections of the package",
-        "go-live.md",
-        after("A process has at most ", " such", r"\w+"),
-        {"six"},
-    ),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
     (
         "the marker",
@@ -158,7 +151,6 @@ def test_the_public_face_is_as_small_as_it_was_decided():
 
 
 def test_the_words_of_the_table_are_these_numbers():
-    assert OWN_CONNECTIONS == 6
     assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.05, 2, 600)
     assert (PROBE_AFTER_SECONDS, DEFAULTS["TTL"]) == (1, 86400)
 

@@ -136,6 +136,7 @@ def leave_child(execution: str) -> None:
     """Fork a child that commits a row of its own, and may outlive the request."""
     if os.fork():
         return
+    points.is_child = True
     signal.alarm(CHILD_SECONDS)  # ends it, whatever another thread of the parent had locked
     app = current_app._get_current_object()  # type: ignore[attr-defined]
     # A fault may strike here as well: the error would leave the view in two processes.

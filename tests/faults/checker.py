@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from flask_idempotency.stores.redis.lock import PAUSE_SECONDS
-from tests.faults.history import History, Name, Request, Run
+from tests.faults.history import Death, History, Name, Request, Run
 from tests.faults.nemesis import CRASH, EMPTIES, KILL, PAUSE
 from tests.faults.truth import Kept, Row, Truth
 
@@ -156,7 +156,14 @@ def _redis_missed_the_end(history: History, asked: list[Request], request: Reque
         history.any_fault({*EMPTIES, KILL}, since, until)
         or any(since <= miss.at <= until for miss in history.misses)
         or any(d.point == "commit" and (d.scope, d.key) == request.name for d in history.deaths)
+        or any(_struck_by(death, each) for each in asked for death in history.deaths)
     )
+
+
+def _struck_by(death: Death, request: Request) -> bool:
+    """Whether a death that another has asked for may have been this one's, in the same worker."""
+    is_anothers = (death.scope, death.key) != request.name
+    return is_anothers and request.status is None and request.at <= death.at <= request.returned
 
 
 def _last_lock(history: History, request: Request) -> float:

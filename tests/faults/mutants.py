@@ -11,17 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flask import Flask, g
+from sqlalchemy import Connection
 
 from flask_idempotency.core import engine, machine
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.rows import claim_values
+from flask_idempotency.drivers.port import innermost
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.session import transaction_scope
-from flask_idempotency.session.postgres_units import EARLY
-from flask_idempotency.session.session_class import JoiningSession
+from flask_idempotency.session.joining import JoiningSession
+from flask_idempotency.session.transaction import FIRST
+from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
@@ -48,25 +50,32 @@ def _in_statements(old: str, new: str, *names: str) -> None:
 
 def no_row_lock(_app: Flask) -> None:
     """Nobody locks the record's row, nor looks in the end whether it was still there to be changed."""
-    _in_statements("SELECT 1 / count(*)::int", "SELECT count(*)", "FINISH", "FINISH_LATE")
-    _in_statements("FOR UPDATE SKIP LOCKED", "", "CLAIM", "TAKE_OVER")
+    counted = "pg_catalog.count(*)"
+    _in_statements(f"1 / {counted}::int", counted, "FINISH", "FINISH_LATE")
+    _in_statements("FOR UPDATE SKIP LOCKED", "", "LOCK", "TAKE_OVER")
+    before = PostgresHold.begin
+    PostgresHold.begin = (  # type: ignore[method-assign]
+        lambda messages, claim, first, lock=statements.LOCK, **more: before(
+            messages, claim, first, lock, **more
+        )
+    )
 
 
 def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     """A transaction that holds nothing."""
-    wire = RawConnection(messages.engine)
-    savepoint = f"; {EARLY}" if wire.port.ANSWERS_EACH else ""
-    (xid,) = wire.send(f"BEGIN; SELECT txid_current(){savepoint}").fetchone() or (0,)
-    locked = ["1", str(xid), "read committed", "postgres", "none", "public", "on"]
-    return PostgresHold(messages, wire, claim, claim_values(claim), locked)
+    engine, pooled = messages.engine, messages.engine.raw_connection()
+    raw = RawConnection(innermost(pooled.dbapi_connection), engine.dialect)
+    ((xid,),) = raw.send(f"BEGIN; SAVEPOINT {FIRST}; SELECT txid_current()").fetchall()
+    row = "read committed", [claim.owner, "1", str(xid), "false", "on"]
+    return PostgresHold(messages, claim, Connection(engine, pooled), raw, row)  # type: ignore[arg-type]
 
 
 def empty_is_free(_app: Flask) -> None:
     """No row from SKIP LOCKED: surely nobody has it."""
-    before = PostgresHold.open
-    PostgresHold.open = (  # type: ignore[method-assign]
-        lambda messages, template, claim, **more: (
-            before(messages, template, claim, **more) or _in_any_case(messages, claim)
+    before = PostgresHold.begin
+    PostgresHold.begin = (  # type: ignore[method-assign]
+        lambda messages, claim, *how, **more: (
+            before(messages, claim, *how, **more) or _in_any_case(messages, claim)
         )
     )
 
@@ -127,7 +136,7 @@ def delete_on_error(_app: Flask) -> None:
             before(self, answer)
         except StoreUnavailable:
             key = {"key": self._claim.key}
-            self._messages.fetch("DELETE FROM {table} WHERE key = %(key)s", key)
+            self._messages.change("DELETE FROM {table} WHERE key = %(key)s", key)
             raise
 
     before = PostgresHold.complete
@@ -154,8 +163,7 @@ def no_scope(_app: Flask) -> None:
 
 def claim_not_committed(_app: Flask) -> None:
     """The claim is part of the business transaction."""
-    first, _, hold = statements.CLAIM.partition("COMMIT;\nBEGIN {begin};\n")
-    statements.CLAIM = first.replace("ISOLATION LEVEL READ COMMITTED", "{begin}") + hold
+    statements.CLAIM = statements.CLAIM.removesuffix("COMMIT;\n")  # another BEGIN changes nothing
 
 
 def lock_believed_forever(_app: Flask) -> None:
@@ -197,7 +205,7 @@ def lost_commit_is_success(_app: Flask) -> None:
         try:
             before(self, answer)
         except StoreUnavailable as error:
-            if not isinstance(error.__cause__, self._wire.port.Error):
+            if not isinstance(original(error.__cause__), self._messages.Error):
                 raise
 
     before = PostgresHold.complete

@@ -19,8 +19,8 @@ from tests.faults.history import Journal
 PATIENCE_SECONDS = 1.0
 """How long a fault waits for its victim: a transaction to end, a COMMIT to pass."""
 
-COMPLETION = b'"$user", public'
-"""In each message that completes an operation, and in no other: the search path, among its values.
+COMPLETION = b'"json"'
+"""In each message that completes a request, and in no other: the headers of its response (``rows.py``).
 
 "COMMIT" would not do: a claim has one, too, and a driver that prepares statements sends their names.
 """

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class _Asked(threading.local):
 
 
 asked = _Asked()
+is_child = False
+"""Forked in a view: under gevent, copies of all other requests go on there, and are refused."""
 journal: Journal | None = None
 
 
@@ -59,8 +61,8 @@ def point(name: str) -> None:
 
 
 def note(event: str, **facts: Any) -> None:
-    """Write an event of the present request down."""
-    if journal is not None:
+    """Write an event of the present request down; an error that a child hears is not its parent's."""
+    if journal is not None and not (is_child and event == "error"):
         journal.note(event, scope=asked.scope, key=asked.key, **facts)
 
 
@@ -92,28 +94,31 @@ def install_in_stores(state: AppState) -> None:
     store_failed.connect(_note_miss, state.app, weak=False)
     lock.acquire = _after_acquire(lock.acquire)
     lock.finish = _after_finish(lock.finish)
-    send = RawConnection.send
+    send, commit = RawConnection.send, RawConnection.commit
 
     def in_pieces(
         self: RawConnection,
         text: str,
-        values: dict[str, Any] | None = None,
-        first: Sequence[str] | None = None,
+        values: Mapping[str, Any] | None = None,
+        first: Sequence[str] = (),
     ) -> Any:
-        claim, commit, rest = text.partition("COMMIT;\n")
-        if asked.fault == "claim" and rest:
-            send(self, claim + commit, values)
+        claim, end, _ = text.partition("COMMIT;\n")
+        if asked.fault == "claim" and end:
+            send(self, claim + end, values, first)
             point("claim")
-        is_finish = first is not None and text.endswith("COMMIT")  # it comes behind what waits
-        if is_finish and asked.fault == "answer":
-            send(self, text.removesuffix("COMMIT"), values, first or ())
+        return send(self, text, values, first)
+
+    def commit_in_pieces(
+        self: RawConnection, text: str, values: Mapping[str, Any], first: Sequence[str]
+    ) -> None:
+        if asked.fault == "answer":
+            send(self, text, values, first)
             point("answer")
-        answer = send(self, text, values, first or ())
-        if is_finish:
-            point("commit")
-        return answer
+        commit(self, text, values, first)
+        point("commit")
 
     RawConnection.send = in_pieces  # type: ignore[method-assign]
+    RawConnection.commit = commit_in_pieces  # type: ignore[method-assign]
 
 
 def _note_miss(_sender: Flask, event: Event) -> None:

@@ -154,13 +154,9 @@ def test_what_the_last_look_shows_is_believed(explorer: Explorer) -> None:
     assert explorer.run(BOUNDS["two, no Redis"], limit=400).violations == []
 
 
-# On psycopg, the savepoint that was made behind the row's lock is missed before FINISH compares.
-CAUGHT = [("psycopg2", name) for name in MUTANTS]
-CAUGHT += [("psycopg", name) for name in MUTANTS if name != "no_transaction_compared"]
-
-
+@EACH
 @pytest.mark.of_tests
-@pytest.mark.parametrize(("driver", "name"), CAUGHT, indirect=["driver"])
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(explorer: Explorer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 3)  # one of them shows by hanging
     apply, bound = MUTANTS[name]

@@ -186,10 +186,10 @@ def test_a_session_in_the_middle_of_the_views_transaction_is_refused_by_name(env
 
 @EACH
 def test_an_open_cursor_is_the_parents(environment, run):
-    """What the driver has fetched before the fork is in the child's memory; no more comes."""
+    """What the driver has fetched before the fork is in the child's memory; its socket is closed."""
     cases = [Case("cursor", how, does="read on", keys=5) for how in ("fork", "process")]
     told = run(*cases)
-    each_is(told, MIDDLE)
+    each_is(told, "OperationalError: ")
     assert_right(environment, cases, told)
 
 
@@ -259,6 +259,7 @@ def test_run_in_the_child_is_an_operation_of_its_own(environment, run):
 @BOTH
 def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, to_its_end):
     cases = [f"{route}/{place}" for route in ("atomic", "leased") for place in COPIED_AT]
+    cases.remove("leased/checkout")  # a lease is claimed past the pool of the application
     told, _ = to_its_end(copied_claim.main, cases)
     assert [case for case, _, _ in told] == [case for case in cases for _ in range(2)]
     for (_, status, ran), (_, *parent) in zip(told[::2], told[1::2], strict=True):

@@ -147,6 +147,6 @@ def test_the_public_names_come_with_a_star_and_are_the_same_for_a_type_checker()
 def test_every_name_on_the_page_of_the_api_is_there():
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     named = re.findall(r"^\.\. auto\w+:: ([\w.]+)", page, re.MULTILINE)
-    assert len(named) > 50
+    assert len(named) >= 50
     for path in named:
         assert pkgutil.resolve_name(path) is not None

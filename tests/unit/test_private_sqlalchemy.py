@@ -1,7 +1,6 @@
 """What is private in SQLAlchemy, in its extensions for Flask and in the drivers: one file each uses it.
 
-Here is also whether SQLAlchemy's and its extensions' is as expected; psycopg's needs a server:
-``tests/integration/test_private_psycopg.py``. For Flask: ``tests/unit/test_private_flask.py``.
+Here is also whether that is as expected. For Flask: ``tests/unit/test_private_flask.py``.
 
 ``make lowest`` asks SQLAlchemy 2.0.26, and ``make test`` and ``make newest`` the newest.
 """
@@ -10,7 +9,6 @@ import ast
 import importlib
 import re
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -22,30 +20,16 @@ from flask_sqlalchemy_lite import SQLAlchemy as Lite
 from sqlalchemy.orm import Session
 
 import flask_idempotency
-from flask_idempotency.drivers import sqlalchemy_private
-from flask_idempotency.drivers.sqlalchemy_private import (
-    StandsUnder,
-    connection_to,
-    connections,
-    has_options,
-    hear_disposed,
-    pool_beside,
-    put_under,
-    tell_of_check_out,
-)
+from flask_idempotency.session import sqlalchemy_private
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.sources import _LITE_SESSIONS, _options
+from flask_idempotency.session.sqlalchemy_private import connections, continue_nested
 from flask_idempotency.stores.own_pool import apart
 
 ROOT = Path(flask_idempotency.__file__).parent
 USED = {
-    "sqlalchemy": {
-        "drivers/sqlalchemy_private.py": {
-            *("_close_special", "_connection_record", "_connections", "_creator", "_dbapi_connection"),
-            *("_execution_options", "_has_events", "_max_overflow", "_pre_ping", "_recycle"),
-        }
-    },
-    "psycopg": {"drivers/psycopg.py": {"_fetch_gen", "_names", "_prepared", "_prepared_idx"}},
+    "sqlalchemy": {"session/sqlalchemy_private.py": {"_connections"}},
+    "psycopg": {},
     "psycopg2": {},
     "flask_sqlalchemy": {"session/sources.py": {"_engine_options"}},
     "flask_sqlalchemy_lite": {"session/sources.py": {"_engine_options", "_sqlalchemy_sessions"}},
@@ -54,9 +38,11 @@ USED = {
 
 OF_OTHERS = {
     "integrations/wtf.py": {"_value"},  # WTForms'
-    "session/flask_context.py": {"_get_current_object"},  # Flask's
+    "session/guard.py": {"_key", "_next"},  # its own, in a pattern
+    "session/operation.py": {"_get_current_object"},  # Flask's
+    "web/flask_context.py": {"_get_current_object"},
 }
-"""What other packages call the same."""
+"""What others call the same."""
 
 
 @cache
@@ -107,7 +93,7 @@ def test_only_one_file_uses_what_is_private_in_a_package(package):
 
 def test_the_files_docstring_explains_each_name():
     explained = set(re.findall(r"``(_\w+)``", sqlalchemy_private.__doc__))
-    assert {"drivers/sqlalchemy_private.py": explained} == USED["sqlalchemy"]
+    assert {"session/sqlalchemy_private.py": explained} == USED["sqlalchemy"]
 
 
 @pytest.fixture
@@ -120,15 +106,10 @@ def engine():
 def test_a_session_knows_its_connections_by_what_they_were_asked_for_with(engine):
     with Session(engine) as session:
         assert connections(session) == {}
-        assert connection_to(session, engine) is None
         session.begin()
         assert connections(session) == {}
         connection = session.connection()
         assert connections(session) == {engine: connection, connection: connection}
-        assert connection_to(session, engine) is connection_to(session, connection) is connection
-        assert connection_to(session, sa.create_engine("sqlite://")) is None
-        with session.begin_nested():
-            assert connection_to(session, engine) is connection
         session.commit()
         assert connections(session) == {}
 
@@ -141,87 +122,26 @@ def test_a_newer_sessions_public_connections_are_the_same(engine):
         assert known == set(connections(session).values())
 
 
-def test_options_of_a_connection_are_its_engines_until_it_has_some_of_its_own(engine):
-    with Session(engine.execution_options(logging_token="theirs")) as session:
-        connection = session.connection()
-        assert connection.get_execution_options() == {"logging_token": "theirs"}
-        assert not has_options(session)
-        connection.execution_options(schema_translate_map={None: "elsewhere"})
-        assert has_options(session)
-    with Session(engine) as session:
-        session.connection(execution_options={"logging_token": "ours"})
-        assert has_options(session)
-
-
-def test_what_is_under_a_connection_can_be_taken_away_and_put_back(engine):
+@pytest.mark.parametrize("how", ["commit", "rollback", "close"])
+def test_a_session_goes_on_in_a_savepoint_of_a_transaction_that_outlives_its_own(engine, how):
     with Session(engine) as session:
         connection = session.connection()
-        below = connection.connection
-        put_under(connection, None)
-        assert connection.invalidated
-        with pytest.raises(sa.exc.PendingRollbackError):
-            session.scalar(sa.text("select 1"))
+        outer, above = connection.get_transaction(), session.get_transaction()
+        continue_nested(session, connection)
         assert session.connection() is connection
-        put_under(connection, below)
-        assert connection.connection is below
-        assert session.scalar(sa.text("select 1")) == 1
+        nested = connection.get_nested_transaction()
+        with session.begin_nested():  # SQLAlchemy takes it for one that it has begun
+            assert session.scalar(sa.text("select 1")) == 1
+        assert session.get_transaction() is above
+        getattr(session, how)()
+        assert not nested.is_active
+        assert outer.is_active
+        assert connection.get_nested_transaction() is None
+        outer.rollback()
 
 
-@pytest.mark.parametrize("in_transaction", [True, False])
-def test_what_stands_under_a_connection_is_closed_with_it_once(engine, in_transaction):
-    done = []
-
-    class Below(StandsUnder):
-        is_valid = True
-
-        def rollback(self):
-            done.append("rollback")
-
-        def close(self):
-            done.append("close")
-
-    connection = engine.connect()
-    if in_transaction:
-        connection.begin()
-    connection.connection.close()
-    put_under(connection, Below())
-    connection.close()
-    assert done == ["rollback"] * in_transaction + ["close"]
-    assert connection.closed
-
-
-def test_a_connections_end_in_a_transaction_is_told_what_stands_under_it_under_another_name(engine):
-    """SQLAlchemy need not know our class: it asks for the name."""
-    asked = []
-
-    class Below:
-        def __getattr__(self, name):
-            asked.append(name)
-            return lambda *how, **more: None
-
-    connection = engine.connect()
-    connection.begin()
-    connection.connection.close()
-    put_under(connection, Below())
-    connection.close()
-    assert asked[-1] == "_close_special"
-
-
-def test_a_pool_tells_its_listeners_of_a_check_out_once_more(engine):
-    heard = []
-    sa.event.listen(engine, "checkout", lambda *what: heard.append(what))
-    with engine.connect() as connection:
-        tell_of_check_out(engine.pool, connection.connection)
-        first, again = heard
-        assert again == first
-        assert again[0] is connection.connection.dbapi_connection
-        assert again[2] is connection.connection
-
-
-@pytest.mark.parametrize(
-    ("size", "overflow", "most"), [(3, 2, 5), (3, 0, 3), (3, -1, None), (0, 2, None)]
-)
-def test_a_pool_knows_how_many_connections_it_may_open(size, overflow, most):
+@pytest.mark.parametrize(("size", "overflow", "most"), [(3, 2, 3), (3, 0, 3), (3, -1, 3), (0, 2, None)])
+def test_a_pool_knows_how_many_connections_it_keeps(size, overflow, most):
     options = {"poolclass": sa.QueuePool, "pool_size": size, "max_overflow": overflow}
     assert most_connections(sa.create_engine("sqlite://", **options)) == most
 
@@ -230,103 +150,29 @@ def test_a_pool_of_another_kind_tells_no_limit():
     assert most_connections(sa.create_engine("sqlite://", poolclass=sa.NullPool)) is None
 
 
-class Connections:
-    """Opens connections for an engine, and notes which its dialect has pinged."""
+def test_an_engine_beside_another_opens_connections_as_that_does_and_ends_with_it():
+    opened, pinged = [], []
 
-    def __init__(self, monkeypatch, **options):
-        self.opened, self.pinged = [], []
-        self.engine = sa.create_engine("sqlite://", creator=self.open, **options)
-        do_ping = self.engine.dialect.do_ping
-        monkeypatch.setattr(
-            self.engine.dialect, "do_ping", lambda one: [self.pinged.append(one), do_ping(one)]
-        )
+    def open_one():
+        opened.append(engine.dialect.loaded_dbapi.connect(":memory:", check_same_thread=False))
+        return opened[-1]
 
-    def open(self):
-        self.opened.append(self.engine.dialect.loaded_dbapi.connect(":memory:"))
-        return self.opened[-1]
-
-
-@pytest.fixture
-def beside(monkeypatch):
-    """A function that makes connections with options, and a pool of one of them beside."""
-    made = []
-
-    def make(**options):
-        theirs = Connections(monkeypatch, poolclass=sa.QueuePool, **options)
-        pool = pool_beside(theirs.engine, 1, 0)
-        made.extend((theirs.engine, pool))
-        return theirs, pool
-
-    yield make
-    for each in made:
-        each.dispose()
-
-
-def use(pool):
-    """The driver's connection that the pool gives, which is returned to it."""
-    pooled = pool.connect()
-    driver = pooled.dbapi_connection
-    pooled.close()
-    return driver
-
-
-def test_a_pool_beside_another_opens_connections_as_that_does(beside):
-    theirs, pool = beside()
-    pooled = pool.connect()
-    assert theirs.opened == [pooled.dbapi_connection]
-    with pytest.raises(sa.exc.TimeoutError):
-        pool.connect()
-    pooled.close()
-    assert use(pool) is theirs.opened[0]
-    assert theirs.engine.pool.checkedin() == 0
-
-
-@pytest.mark.parametrize("pings", [True, False])
-def test_a_pool_beside_another_pings_as_that_does(beside, pings):
-    theirs, pool = beside(pool_pre_ping=pings)
-    first = use(pool)
-    assert use(pool) is first
-    assert theirs.pinged == [first] * pings
-
-
-@pytest.mark.parametrize("seconds", [0, -1])
-def test_a_pool_beside_another_recycles_as_that_does(beside, seconds):
-    _, pool = beside(pool_recycle=seconds)
-    first, begun = use(pool), time.time()
-    while time.time() <= begun:
-        pass  # it must be older than 0 seconds
-    assert (use(pool) is not first) == (seconds == 0)
-
-
-def test_hearing_of_the_end_of_an_engine_costs_its_connections_nothing(engine):
-    """Without our hook SQLAlchemy would ask, at each of their steps, whether anybody hears them."""
-    heard = []
-    hear_disposed(engine, heard.append)
-    assert not engine._has_events
-    with engine.connect() as connection:
-        assert not connection._has_events
-    engine.dispose()
-    assert heard == [engine]
-    sa.event.listen(engine, "engine_disposed", heard.append)
-    assert engine._has_events
-
-
-def test_an_engine_beside_another_ends_with_it_and_costs_it_nothing_either(engine):
+    engine = sa.create_engine(
+        "sqlite://", creator=open_one, poolclass=sa.QueuePool, pool_size=1, max_overflow=0
+    )
+    sa.event.listen(engine, "checkout", lambda driver, *_more: pinged.append(driver))
     beside = apart(engine)
-    beside.connect().close()
-    assert beside.pool.checkedin() == 1
-    engine.dispose()
-    assert beside.pool.checkedin() == 0
-    assert not engine._has_events
-
-
-def test_whoever_hears_an_engines_statements_goes_on_to_hear_them(engine):
-    heard = []
-    sa.event.listen(engine, "commit", heard.append)
-    hear_disposed(engine, lambda _engine: None)
-    with engine.begin() as connection:
-        connection.scalar(sa.text("select 1"))
-    assert heard == [connection]
+    assert opened == []
+    with beside.connect() as connection:
+        assert opened == pinged == [connection.connection.dbapi_connection]
+    assert beside.pool.size() == 1
+    assert (beside.pool.checkedin(), engine.pool.checkedin()) == (1, 0)
+    for _ in range(2):  # also with the pool that the first has left
+        engine.dispose()
+        assert beside.pool.checkedin() == 0
+        beside.connect().close()
+    beside.dispose()
+    assert not engine._has_events  # which would cost each statement something
 
 
 def test_flask_sqlalchemy_keeps_the_options_of_all_engines():

@@ -147,7 +147,7 @@ def test_a_place_is_free_again_when_its_waiter_has_gone(
 def test_who_waits_leaves_half_of_a_small_pool_to_others(
     make_world, add_view, gate, background, assert_problem
 ):
-    options = {"pool_size": 2, "max_overflow": 2, "pool_timeout": 1}
+    options = {"pool_size": 4, "max_overflow": 0, "pool_timeout": 1}
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
     calls = []
 

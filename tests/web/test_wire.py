@@ -158,7 +158,7 @@ def test_an_attempt_that_was_taken_over_commits_nothing(
     def pay():
         attempt = current_operation.attempt
         if attempt == 1:
-            driver = current_operation.connection.connection.units.driver  # no way that a view knows
+            driver = current_operation.connection.connection.driver_connection
             own_cursor(driver).execute("ROLLBACK; BEGIN")
             later.append(background(post, world).result())
         world.db.session.add(world.Payment(amount=attempt))

@@ -14,8 +14,9 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from flask_idempotency.drivers.port import IDLE
+from flask_idempotency.drivers import driver_of
 from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.session.transaction import hook
 from flask_idempotency.stores.postgres import holds
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis import lock
@@ -39,7 +40,7 @@ _OPEN = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND s
 _TIMEOUT = re.compile(r"250(?=ms')")
 _CUT = re.compile(r"(?<=;)\s*(?=COMMIT\b)|(?<=COMMIT;)")
 _NAMES = (
-    ("txid_current()::", "lock", Kind.CHANGE),
+    ("AS mine", "lock", Kind.CHANGE),
     ("'completed'", "finish", Kind.CHANGE),
     ("ON CONFLICT", "insert", Kind.CHANGE),
     ("DELETE", "delete", Kind.CHANGE),
@@ -82,14 +83,14 @@ class Servers:
         self._dirty = False
         options = {"options": "-c search_path=public,pg_catalog"}
         self.engine = sa.create_engine(url, connect_args=options)
+        self._driver = driver_of(self.engine.dialect)
         event.listen(self.engine, "checkout", self._taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
         self.records = PostgresRecords(self.engine, table, define_steps(table))
         table.metadata.create_all(self.engine)
-        wire = RawConnection(self.engine)
-        self.records.messages.prepared("{settings}", wire)  # the questions of an engine's first use
-        wire.close()
+        hook(self.engine, lambda *_what: None)
+        self.records.messages.facts()  # the questions of an engine's first use
 
     def close(self) -> None:
         self.engine.dispose()
@@ -129,20 +130,20 @@ class Servers:
         if actor := Actor.current():
             actor.backend = None
         if driver is not None and not driver.closed:
-            idle = driver.info.transaction_status == IDLE
+            idle = self._driver.is_idle(driver)
             self._dirty |= not idle or self._left_on(driver) != record.info["as taken"]
 
     def _left_on(self, driver: Any) -> list[Any]:
         """What the package changes on a connection for as long as it has it."""
-        names = ("autocommit", *sorted(self.records.messages.port.FACTORIES))
-        return [getattr(driver, name) for name in names]
+        return [driver.autocommit, driver.isolation_level]
 
     def check_connections(self) -> None:
         """Every connection must be back, as it was taken, and no transaction open."""
         dirty, self._dirty = self._dirty, False
         if dirty:
             raise Violation("a connection came back to the pool with something left on it")
-        if self.engine.pool.checkedout() or self.ask(_OPEN):  # type: ignore[attr-defined]
+        engines = self.engine, self.records.messages.own.engine
+        if any(each.pool.checkedout() for each in engines) or self.ask(_OPEN):  # type: ignore[attr-defined]
             raise Violation("a connection was not given back, or a transaction is left open")
 
     @contextmanager
@@ -152,7 +153,7 @@ class Servers:
 
         def step_by_step(wire: RawConnection, sql: str, values: Any = None, first: Any = ()) -> Any:
             actor = Actor.current()
-            if actor is None:
+            if actor is None or not sql:  # a savepoint's end is no step
                 return send(wire, sql, values, first)
             try:
                 return self._steps(send, actor, wire, sql, values, first)
@@ -191,14 +192,14 @@ class Servers:
             in_front = () if answers else first
             try:
                 answers.append(send(wire, _TIMEOUT.sub(str(patience), part), given, in_front))
-            except wire.port.Error:
+            except wire.Error:
                 if actor.dead:
                     raise Stop from None
                 raise
-            found = kind is Kind.CHANGE and _found_rows(wire, answers[-1])
+            found = kind is Kind.CHANGE and _found_rows(name, answers[-1])
             actor.acted = kind is Kind.COMMIT or found
             actor.claimed |= actor.acted and name in ("insert", "update")
-            actor.holds = wire.status() != IDLE and (actor.holds or actor.acted)
+            actor.holds = not wire.port.is_idle(wire.driver) and (actor.holds or actor.acted)
             if how == ANSWER_LOST:
                 self.terminate(wire.driver.info.backend_pid)
                 send(wire, "SELECT 1")
@@ -223,10 +224,14 @@ def _lost() -> None:
     raise redis.ConnectionError("the answer did not come")
 
 
-def _found_rows(wire: RawConnection, answer: Any) -> bool:
+def _found_rows(name: str, answer: Any) -> bool:
     """Whether a part of a message has changed or locked any."""
-    # One driver's lock has the first unit's SAVEPOINT behind it.
-    return answer.rowcount > 0 or (wire.port.ANSWERS_EACH and bool(answer.fetchall()))
+    if name != "lock":
+        return answer.rowcount > 0  # type: ignore[no-any-return]
+    ((held,),) = answer.fetchall()  # the level of isolation, and what was locked
+    if hasattr(answer, "scroll"):
+        answer.scroll(0, "absolute")
+    return not held.endswith("/")
 
 
 def _parts(text: str) -> list[str]:

@@ -12,6 +12,7 @@ from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUna
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import NoLock, Plain
 from flask_idempotency.core.records import Claim, State, StoredResponse
+from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.redis.lock import RedisLock
 from tests.drivers import own_cursor
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
@@ -124,7 +125,9 @@ class World:
         actor, connection, body = Actor.current(), execution.hold.connection, f"{name}\n"
         if actor and plan.escapes:
             actor.stop_before("escape", Kind.CHANGE)
-            own_cursor(execution.hold._wire.driver).execute("ROLLBACK; BEGIN")
+            own_cursor(execution.hold.transaction.raw.driver).execute(
+                f"ROLLBACK; BEGIN; SAVEPOINT {FIRST}"
+            )
         if actor:
             actor.stop_before("write", Kind.UNNOTICED)
         connection.exec_driver_sql(_INSERT, (self.key, body))

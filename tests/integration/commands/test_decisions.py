@@ -88,15 +88,15 @@ def test_every_retry_gets_the_response_that_was_given(orders):
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["resolve", *PAID, "--yes"], 5),
-        (["resolve", *PAID, "--yes", "--json"], 6),
-        (RELEASE, 6),
-        (["show"], 5),
-        (["show", "--derive", "refund"], 5),
+        (["resolve", *PAID, "--yes"], 9),
+        (["resolve", *PAID, "--yes", "--json"], 10),
+        (RELEASE, 10),
+        (["show"], 9),
+        (["show", "--derive", "refund"], 9),
     ],
 )
 def test_a_command_sends_few_messages_to_the_database(orders, postgres, command, expected):
-    """One of them, where the table is, for each process. Opening the connection is not counted."""
+    """Five of them once for each process: where the table is, on a connection of our own."""
     key, uri = orders.interrupt(), orders.world.app.config["SQLALCHEMY_DATABASE_URI"]
     with Network(postgres.url) as network:
         app = build(network.through(uri))

@@ -153,7 +153,7 @@ def test_partitions_are_purged_one_by_one(world):
 def plan_of_purge(world: Any) -> str:
     with outside(world) as cursor:
         purge = statements.purge("idempotency_record")
-        message = purge.format(steps="idempotency_record_step", **statements.AS_ANYONE)
+        message = purge.format(steps="idempotency_record_step", role="'none'")
         before, _, statement = message.rpartition(";")
         cursor.execute(before)
         values = {"batch": 1000, "since": "-infinity"}

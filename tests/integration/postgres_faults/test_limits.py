@@ -72,11 +72,14 @@ def test_a_view_idle_for_too_long_cannot_commit_on_a_fresh_connection(
 def test_without_a_free_slot_on_the_server_nothing_runs(
     make_world, own_postgres, own_database, add_view, assert_problem, expect, store
 ):
-    """max_connections does not bind the superuser that the tests are, so a user with a limit of one."""
+    """max_connections does not bind the superuser that the tests are, so a user with a limit of two.
+
+    One is the request's, one the extension's own.
+    """
     admin = sa.create_engine(own_database, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.exec_driver_sql(
-            f"create role clerk_{store} login connection limit 1 password 'secret';"
+            f"create role clerk_{store} login connection limit 2 password 'secret';"
             f" grant create on schema public to clerk_{store}"
         )
     admin.dispose()
@@ -91,10 +94,11 @@ def test_without_a_free_slot_on_the_server_nothing_runs(
     with world.app.app_context():
         world.db.engine.dispose()
     wait_until(no_clerk, "the slot is free")  # the server hears of it later
-    other = psycopg2.connect(servers.plain_dsn(address))
+    others = [psycopg2.connect(servers.plain_dsn(address)) for _ in range(2)]
     for _ in range(2):
         assert_problem(world.post(), 503, "store-unavailable", retry=True)
-    other.close()
+    for other in others:
+        other.close()
     wait_until(no_clerk, "the slot is free")
     assert runs == []
     expect.nothing_yet(world, records=0)

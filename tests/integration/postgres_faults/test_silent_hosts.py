@@ -47,6 +47,7 @@ def silent(make_world, postgres, add_view):
             proxy = proxies.enter_context(servers.FaultProxy(postgres.database(new_name())))
             world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=options)
             world.sql("select 1")  # so that there is one
+            world.app.extensions["idempotency"].records.messages.facts()  # asked once
             last = first_time(lambda: in_commit(proxy))
             runs = add_view(
                 world, during=first_time(lambda: in_view(world)), store=lambda _: last() or True

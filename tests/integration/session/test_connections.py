@@ -186,26 +186,16 @@ def test_a_cursor_factory_chosen_past_the_session_loses_no_rollback(world, view,
 
 @PSYCOPG
 def test_a_cursor_made_past_the_session_is_in_its_unit(world):
-    kind, named = type("Own", (psycopg.ClientCursor,), {}), type("Named", (psycopg.ServerCursor,), {})
-
     def pay():
         add(world)
         raw = world.db.session.execute(sa.text("select 1")).cursor.connection
-        raw.cursor_factory, raw.server_cursor_factory = kind, named
-        with raw.cursor("reads") as cursor:
-            cursor.execute("select 1 union select 2")
-            answer = {"named": isinstance(cursor, named)}
-            world.db.session.commit()
-            with pytest.raises(psycopg.errors.InvalidCursorName):
-                cursor.fetchone()
-        cursor = raw.cursor()
-        cursor.execute("insert into payment (amount) values (2)")
+        raw.cursor().execute("insert into payment (amount) values (2)")
         raw.execute("insert into payment (amount) values (3)")
-        raw.rollback()
-        return answer | {"own": isinstance(cursor, kind)}, 201
+        world.db.session.rollback()
+        return {}, 201
 
     protect(world, pay)
-    assert world.post().json == {"named": True, "own": True}
+    assert world.post().status_code == 201
     assert world.sql("select amount from payment") == [(1,)]
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 
 import psycopg
-import psycopg2.sql
 import pytest
 import sqlalchemy as sa
 from flask import request
 from psycopg2.extras import LoggingConnection, NamedTupleCursor
 
-from flask_idempotency import NotAtomic, current_operation, idempotent
+from flask_idempotency import NotAtomic, idempotent
 from tests.drivers import has_own_cursors, own_cursor, ways
 
 SEEN = """select current_setting('app.tenant', true) as tenant, current_user as role,
@@ -33,46 +32,12 @@ def execute(*arguments):
     return lambda cursor: cursor.execute(*arguments)
 
 
-def with_the_drivers_cursor(statement):
-    def set_up(cursor):
-        with cursor.connection.cursor() as other:
-            other.execute(statement)
-
-    return set_up
-
-
 SETTINGS = {
     "set local": execute(LOCAL),
     "set": execute("set app.tenant = '7'"),
-    "a value": execute("select set_config('app.tenant', %s, true)", ("7",)),
-    "a name": execute(
-        "select set_config(%(name)s, %(value)s, true)", {"name": "app.tenant", "value": "7"}
-    ),
-    "bytes": execute(LOCAL.encode()),
-    "several": execute(f"{LOCAL}; set local lock_timeout = '3s'; select 1"),
-    "after a long text": execute(f"select '{'x' * 20_000}'; {LOCAL}"),
     "role": execute("set local role pg_monitor"),
     "role for the connection": execute("set role pg_monitor"),
     "search path": execute("set local search_path = pg_temp, public"),
-    "many": lambda cursor: cursor.executemany(
-        "select set_config('app.tenant', %s, true)", iter([("6",), ("7",)])
-    ),
-    "another cursor": with_the_drivers_cursor(LOCAL),
-}
-
-
-def composed(sql):
-    return execute(sql.SQL("set local {} = '7'").format(sql.Identifier("app", "tenant")))
-
-
-OF_PSYCOPG2 = {
-    "composed": composed(psycopg2.sql),
-    "a procedure": lambda cursor: cursor.callproc("set_config", ["app.tenant", "7", True]),
-}
-OF_PSYCOPG = {
-    "composed": composed(psycopg.sql),
-    "the connection": lambda cursor: cursor.connection.execute(LOCAL),
-    "a stream": lambda cursor: list(cursor.stream("select set_config('app.tenant', '7', true)")),
 }
 
 
@@ -96,7 +61,7 @@ def shop(make_world, set_up, connect_args=None):
     return world
 
 
-@ways("set_up", SETTINGS, psycopg2=OF_PSYCOPG2, psycopg=OF_PSYCOPG)
+@pytest.mark.parametrize("set_up", SETTINGS.values(), ids=SETTINGS)
 def test_a_setting_made_with_a_cursor_reaches_the_view(make_world, set_up):
     world = shop(make_world, set_up)
     plain = world.post("/plain").json
@@ -134,45 +99,11 @@ def test_a_setting_does_not_outlive_its_request(make_world):
         assert [world.post(path, key=key).json[0] or None for key in ("first", "second")] == ["7", None]
 
 
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    [
-        ("select pg_advisory_lock(7)", "taken a lock"),
-        ("notify shop", "LISTEN or NOTIFY"),
-        ("set constraints all deferred", "SET CONSTRAINTS"),
-        ("set transaction read only", "READ ONLY"),
-    ],
-)
-def test_what_cannot_reach_the_view_is_refused_by_name(make_world, statement, said):
-    world = shop(make_world, execute(statement))
+def test_a_transaction_that_was_made_read_only_is_refused_by_name(make_world):
+    world = shop(make_world, execute("set transaction read only"))
     assert world.post("/plain").status_code == 200
-    with pytest.raises(NotAtomic, match=said):
+    with pytest.raises(NotAtomic, match="READ ONLY"):
         world.post()
-    assert world.records() == []
-
-
-def test_an_operation_on_a_connection_that_was_noted_has_the_applications_cursors(make_world):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION)
-
-    @world.app.post("/plain")
-    def note():
-        with world.db.session.connection().connection.cursor() as cursor:
-            cursor.execute(LOCAL)
-        return {}
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        driver = current_operation.connection.connection.driver_connection
-        world.db.session.execute(sa.insert(world.Payment).values(amount=1))
-        world.db.session.commit()
-        return {"has_own": has_own_cursors(driver)}
-
-    assert world.post("/plain").status_code == 200
-    assert world.post().json == {"has_own": True}
-    assert world.count() == 1
-    with world.app.app_context(), world.db.engine.connect() as connection:
-        assert has_own_cursors(connection.connection.driver_connection)
 
 
 def test_the_application_has_its_own_cursors_in_the_view_and_after_it(make_world):

@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.session import questions
 
 TABLES = """
     create schema hidden;
@@ -194,100 +193,3 @@ def test_a_role_that_may_not_see_a_constraints_schema_may_write(bank, role):
         bank.sql("delete from entry where place > 100; delete from account where id > 1")
         assert bank.act(clerk, key=f"clerk-{number}").status_code == 201
     assert bank.act(log, key="another-role").status_code == 201
-
-
-NO_SETTINGS = {
-    "a column": "create table server (port int); create function f() returns int language sql as"
-    " $$ update server set port = 1; select 1 $$",
-    "a word in a comment": "create function f() returns int language plpgsql as"
-    " $$ begin /* set wal_level, then set 2.0 */ return 1; end $$",
-    "a word in a string": "create function f() returns int language plpgsql as"
-    " $$ begin perform 'please set max_connections and set a..b'; return 1; end $$",
-    "a column of a table": "create table server (port int); create function f() returns int"
-    " language sql as $$ insert into server values (1) on conflict do nothing;"
-    " update server as s set port = s.port; select 1 $$",
-    "a name that is reserved": "create function f() returns int language plpgsql as"
-    " $$ begin perform 'set plpgsql.nothing'; return 1; end $$",
-}
-
-
-@pytest.mark.parametrize("function", NO_SETTINGS.values(), ids=NO_SETTINGS)
-def test_a_name_in_a_functions_text_that_is_no_setting_fails_nothing(world, function):
-    world.sql(function)
-
-    @world.app.before_request
-    def early():
-        world.db.session.execute(sa.text("select 1"))
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        world.db.session.execute(sa.text("select f()"))
-        world.db.session.add(world.Payment(amount=1))
-        world.db.session.commit()
-        world.db.session.execute(sa.text("select f()"))
-        world.db.session.commit()
-        return {}, 201
-
-    statuses = [world.post(key=f"key-{number}").status_code for number in (1, 2)]
-    assert statuses == [201, 201]
-    assert world.post(key="key-1").headers["Idempotent-Replayed"] == "true"
-
-
-def test_only_what_a_user_may_set_is_taken_for_a_setting(world):
-    for function in NO_SETTINGS.values():
-        world.sql(
-            function.replace("create table", "create table if not exists").replace(
-                "create function", "create or replace function"
-            )
-        )
-        with world.app.app_context(), world.db.engine.connect() as connection:
-            found = connection.exec_driver_sql(questions.FUNCTIONS).one()
-        names = {name for each in found for name in each or ()}
-        assert names <= {"plpgsql.nothing"}, "nobody can tell that this one is reserved"
-
-
-def test_what_functions_name_is_carried_into_the_view_only_if_it_has_changed(world):
-    world.sql(NO_SETTINGS["a name that is reserved"])
-    seen = []
-
-    @world.app.before_request
-    def early():
-        world.db.session.execute(sa.text("select f(), set_config('app.tenant', '7', true)"))
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        seen.append(world.db.session.scalar(sa.text("select current_setting('app.tenant')")))
-        world.db.session.add(world.Payment(amount=1))
-        world.db.session.commit()
-        return {}, 201
-
-    assert [world.post(key=key).status_code for key in ("1", "2", "1")] == [201, 201, 201]
-    assert seen == ["7", "7"]
-
-
-def test_a_setting_that_a_function_does_change_comes_back(world):
-    world.sql("""
-        create function f() returns int language plpgsql as $$ begin
-            set local statement_timeout = '7s'; perform set_config('app.tenant', '7', true);
-            return 1; end $$
-    """)
-    tenant = "coalesce(current_setting('app.tenant', true), '')"
-    seen = f"select current_setting('statement_timeout'), {tenant}"
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        told = []
-        session = world.db.session
-        for _ in range(2):
-            session.execute(sa.text("select f()"))
-            told.append([*session.execute(sa.text(seen)).one()])
-            session.commit()
-            told.append([*session.execute(sa.text(seen)).one()])
-            session.rollback()
-        return told
-
-    inside, outside = ["7s", "7"], ["0", ""]
-    assert world.post().json == [inside, outside] * 2

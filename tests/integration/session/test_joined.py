@@ -85,3 +85,41 @@ def test_a_function_that_only_reads_after_the_commit_is_no_lost_work(world, view
     assert world.post().status_code == 409
     assert world.count() == 1
     assert "did not commit" not in caplog.text
+
+
+POSTGRES = ("postgres", "psycopg2"), ("postgres", "psycopg")
+
+
+@pytest.mark.parametrize(("store", "driver"), [*POSTGRES, ("sql", "psycopg2")], indirect=True)
+@pytest.mark.parametrize(
+    ("begins", "ends", "rows"),
+    [
+        (False, "rollback", [1, 3]),
+        (False, "commit", [1, 2, 3]),
+        (True, "rollback", [3]),
+        (True, "close", [3]),
+        (True, "commit", [1, 2, 3]),
+    ],
+)
+def test_the_operations_connection_is_in_the_sessions_transaction_if_there_is_one(
+    make_world, store, tmp_path, begins, ends, rows
+):
+    here = {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"} if store == "sql" else {}
+    world = make_world(**here)
+
+    def write(amount, by):
+        by.execute(sa.insert(world.Payment).values(amount=amount))
+
+    def pay():
+        session = world.db.session
+        if begins:
+            session.execute(sa.select(world.Payment))
+        write(1, current_operation.connection)
+        write(2, session)
+        getattr(session, ends)()
+        write(3, current_operation.connection)
+        return {}, 201
+
+    protect(world, pay)
+    assert world.post().status_code == 201
+    assert [amount for (amount,) in world.sql("select amount from payment order by 1")] == rows

@@ -1,0 +1,110 @@
+"""A shop whose bookings take as long as the test says: in this process, under gunicorn, under gevent.
+
+Nothing in its table is unique: a second run must show. Its provider writes a line for each charge into
+the file ``CHARGES``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import sqlalchemy as sa
+from flask import Flask, request
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import Mapped, mapped_column
+
+from flask_idempotency import Idempotency, current_operation, idempotent
+from servers import plain_dsn
+
+db = SQLAlchemy()
+idempotency = Idempotency()
+
+SLEEPING = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+)
+OPEN = (
+    "SELECT query FROM pg_stat_activity WHERE datname = current_database()"
+    " AND backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
+)
+
+
+class Payment(db.Model):  # type: ignore[name-defined, misc]
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def create_app() -> Flask:
+    """With one connection in its pool: one that is lost is missed by the next request."""
+    app = Flask(__name__)
+    app.config.update(
+        SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
+        SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0, "pool_timeout": 5},
+        IDEMPOTENCY_STORE="postgres",
+        IDEMPOTENCY_LEASE=float(os.environ.get("LEASE", "60")),
+    )
+    db.init_app(app)
+    idempotency.init_app(app, db, scope=None)
+    app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
+    leased = idempotent(atomic=False, on_interrupted="retry")
+    views = {"plain": pay, "atomic": idempotent(pay), "leased": leased(order)}
+    for name, view in views.items():
+        app.add_url_rule(f"/{name}", name, view, methods=["POST"])
+    return app
+
+
+def charge() -> None:
+    with Path(os.environ["CHARGES"]).open("a", encoding="utf-8") as file:
+        file.write("charged\n")
+
+
+def book(seconds: float, times: int = 1) -> None:
+    db.session.add(Payment())
+    db.session.flush()
+    for _ in range(times):
+        db.session.execute(sa.text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
+    db.session.commit()
+
+
+def job(seconds: float, times: int = 1) -> int:
+    current_operation.step("charge", charge)
+    current_operation.step("book", book, seconds, times, atomic=True)
+    return current_operation.attempt
+
+
+def atomic_job(seconds: float) -> int:
+    book(seconds)
+    return current_operation.attempt
+
+
+def asked() -> tuple[float, int]:
+    """By headers, which no fingerprint has: a retry may ask for something else."""
+    return float(request.headers.get("X-Seconds", "0")), int(request.headers.get("X-Times", "1"))
+
+
+def pay() -> Any:
+    book(*asked())
+    return {"attempt": current_operation.attempt if current_operation else 2}, 201
+
+
+def order() -> Any:
+    return {"attempt": job(*asked())}, 201
+
+
+def select(statement: str) -> list[Any]:
+    """Ask the shop's database, beside the shop."""
+    connection = psycopg2.connect(plain_dsn(os.environ["DATABASE_URL"]))
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return [value for (value,) in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+def done() -> dict[str, int]:
+    """What the shop and its provider have done."""
+    charges = Path(os.environ["CHARGES"])
+    lines = charges.read_text(encoding="utf-8").splitlines() if charges.exists() else []
+    return {"payments": select("SELECT count(*) FROM payment")[0], "charges": len(lines)}

@@ -1,0 +1,134 @@
+"""A time-out by signal spoils nothing of ours, wherever in our code it comes.
+
+It is raised at the n-th line of the package that a request runs, for n = start, start + STRIDE … until
+the request ends before. Each kind of view has a start of its own: together they meet more lines.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import flask_idempotency
+from flask_idempotency import current_operation, idempotent
+from tests.drivers import EACH
+
+OURS = str(Path(flask_idempotency.__file__).parent)
+STRIDE = 5
+ENOUGH = 5  # each takes its time
+END_LEASES = """
+    update idempotency_record set lease_expires_at = now()
+    where key in (select key from idempotency_record for update skip locked)
+"""
+
+
+class TimedOut(BaseException):
+    """As ``gevent.Timeout`` is one."""
+
+
+def interrupted(call: Callable[[], Any], at: int) -> tuple[str, bool] | None:
+    """Raise at the ``at``-th line of ours that ``call`` runs: where, and whether the error passed.
+
+    None if it runs fewer. The error has gone with its traceback, as in a server that logged it.
+    """
+    lines, where, passed = 0, "", False
+
+    def line(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines, where
+        if event == "line":
+            lines += 1
+            if lines == at:
+                where = f"{frame.f_code.co_filename[len(OURS) :]}:{frame.f_lineno}"
+                raise TimedOut
+        return line
+
+    def function(frame: FrameType, *_: object) -> Any:
+        return line if frame.f_code.co_filename.startswith(OURS) else None
+
+    def unraisable(seen: Any) -> None:  # Python lets none pass that comes in __del__
+        nonlocal passed
+        passed = passed or isinstance(seen.exc_value, TimedOut)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", unraisable)
+        before = sys.gettrace()
+        sys.settrace(function)
+        try:
+            call()
+        except TimedOut:
+            passed = True
+        finally:
+            sys.settrace(before)
+    return (where, passed) if where else None
+
+
+@pytest.fixture
+def world(make_world: Callable[..., Any]) -> Any:
+    """A protected view, a leased one and a plain one; one connection is all that there is."""
+    pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool, PROPAGATE_EXCEPTIONS=False)
+
+    def write(note: str | None = None) -> None:
+        world.db.session.add(world.Payment(amount=5, note=note))
+        world.db.session.commit()
+
+    def pay() -> Any:
+        write(current_operation.key)
+        return {}, 201
+
+    def order() -> Any:
+        current_operation.step("write", write, current_operation.key, atomic=True)
+        return {}, 201
+
+    def plain() -> Any:
+        write()
+        return {}, 201
+
+    leased = idempotent(atomic=False, on_interrupted="retry")
+    for name, view in {"atomic": idempotent(pay), "leased": leased(order), "plain": plain}.items():
+        world.app.add_url_rule(f"/{name}", name, view, methods=["POST"])
+    return world
+
+
+@pytest.fixture
+def outside(world: Any) -> Iterator[Any]:
+    """A connection beside the application's only one."""
+    engine = sa.create_engine(world.app.config["SQLALCHEMY_DATABASE_URI"], isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+@EACH
+@pytest.mark.timeout(180)  # a driver may wait for ever for a reply that was taken
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize(("kind", "start"), [("atomic", 3), ("leased", 5)])
+def test_a_plain_request_and_a_retry_work_after_a_time_out_at_any_line(world, outside, kind, start):
+    rows = sa.text("select count(*) from payment where note = :key")
+    path, at, spoilt = f"/{kind}", start, []
+    assert world.post(path, "warm").status_code == 201
+    while len(spoilt) < ENOUGH and (
+        found := interrupted(partial(world.post, path, key := f"key-{at}"), at)
+    ):
+        gc.collect()  # a connection in a transaction is a cycle, as SQLAlchemy makes it
+        plain, retry = world.post("/plain").status_code, world.post(path, key).status_code
+        if retry == 409 and kind == "leased":  # the error may come where the lease would be ended
+            outside.execute(sa.text(END_LEASES))
+            retry = world.post(path, key).status_code
+        told = (*found, plain, retry, outside.scalar(rows, {"key": key}))
+        if told[1:] != (True, 201, 201, 1):
+            spoilt.append(told)
+            with world.app.app_context():
+                world.db.engine.dispose()  # the next one has a new connection
+        at += STRIDE
+    assert not spoilt, "\n".join(map(str, spoilt))
+    assert at > start + 50 * STRIDE, "few lines of ours were met"
+    world.assert_clean()

@@ -1,0 +1,230 @@
+"""A driver that the package has no file for: correct all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from flask import request
+from sqlalchemy.exc import DatabaseError
+
+from flask_idempotency import current_operation, idempotent
+from tests.drivers import on
+from tests.forked import Program
+from tests.own_tests import dying_shop
+from tests.stores import BOTH
+from tests.waiting import wait_until
+
+pytestmark = on("pg8000")
+
+
+@pytest.fixture
+def store(request):
+    return getattr(request, "param", "postgres")
+
+
+@pytest.fixture
+def world(make_world: Callable[..., Any]) -> Any:
+    """One connection is all that there is: one that is lost is missed by the next request."""
+    return make_world(
+        PROPAGATE_EXCEPTIONS=False,
+        SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0, "pool_timeout": 5},
+    )
+
+
+@pytest.fixture
+def pays(world, add_view):
+    """Adds the usual view, with something to do in it."""
+    yield partial(add_view, world)
+    world.assert_clean()
+
+
+def write(world, amount):
+    world.db.session.add(world.Payment(amount=amount))
+
+
+def amounts(world):
+    return [amount for (amount,) in world.sql("select amount from payment order by id")]
+
+
+@BOTH
+def test_first_request_replay_and_changed_body(world, pays, assert_replayed, assert_problem):
+    runs = pays()
+    first = world.post()
+    assert first.status_code == 201
+    assert_replayed(first, world.post())
+    assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
+    assert_problem(world.post(key=None), 400, "key-required")
+    assert (runs, amounts(world)) == ([1], [5])
+
+
+@BOTH
+def test_a_duplicate_meets_the_first_request(
+    make_world, background, gate, add_view, probing_at_once, assert_problem
+):
+    world = make_world()
+    runs = add_view(world, during=gate)
+    first = background(world.post)
+    gate.wait_until_reached()
+    assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    gate.open()
+    assert first.result().status_code == 201
+    assert runs == [1]
+    world.assert_clean()
+
+
+def test_a_rollback_of_the_view_is_its_own(world, pays):
+    def during():
+        write(world, 1)
+        world.db.session.flush()
+        world.db.session.rollback()
+        write(world, 2)
+        savepoint = world.db.session.begin_nested()
+        write(world, 3)
+        world.db.session.flush()
+        savepoint.rollback()
+        world.db.session.commit()
+
+    pays(during=during)
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert amounts(world) == [5, 2]
+
+
+@pytest.mark.parametrize("statement", ["select 1 / 0", "select 1"])
+def test_an_error_undoes_what_the_view_has_committed(world, pays, statement):
+    """Of the database, or of the view."""
+
+    def during():
+        if current_operation.attempt == 1:
+            world.db.session.execute(sa.text(statement))
+            raise LookupError
+
+    runs = pays(during=during)
+    assert world.post().status_code == 500
+    assert world.count() == 0
+    assert world.post().status_code == 201
+    assert (runs, amounts(world)) == ([1, 2], [5])
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_the_views_commit_raises_what_is_deferred_to_it(world, protected):
+    world.sql("create table part (payment int references payment deferrable initially deferred)")
+    told = []
+
+    def pay():
+        write(world, 5)
+        world.db.session.commit()
+        world.db.session.execute(sa.text("insert into part values (77)"))
+        try:
+            world.db.session.commit()
+        except DatabaseError as error:  # pg8000 knows no IntegrityError
+            told.append(error.orig.args[0]["C"])
+            world.db.session.rollback()
+        write(world, 6)
+        world.db.session.commit()
+        return {}, 201
+
+    view = idempotent(pay) if protected else pay
+    world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    assert world.post().status_code == 201
+    assert (told, amounts(world), world.count("part")) == (["23503"], [5, 6], 0)
+
+
+@pytest.mark.parametrize("does", ["read", "write"])
+def test_what_a_request_did_before_the_view_is_committed_with_it(world, pays, assert_replayed, does):
+    """And undone with it. On a replay it is left to the request, as it is without us."""
+
+    @world.app.before_request
+    def sign_in():
+        if does == "write":
+            write(world, int(request.headers["X-Before"]))
+            world.db.session.flush()
+        world.db.session.execute(sa.text("select count(*) from payment"))
+
+    def during():
+        if world.fails:
+            raise LookupError
+
+    runs = pays(during=during)
+    world.fails = True
+    assert world.post(headers={"X-Before": "1"}).status_code == 500
+    assert amounts(world) == []
+    world.fails = False
+    first = world.post(headers={"X-Before": "2"})
+    assert first.status_code == 201
+    assert_replayed(first, world.post(headers={"X-Before": "3"}))
+    assert (runs, amounts(world)) == ([1, 2], [2, 5] if does == "write" else [5])
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_run_gives_the_first_result(world, atomic):
+    calls = []
+
+    def job():
+        calls.append(current_operation.attempt)
+        if atomic:
+            write(world, 5)
+            world.db.session.commit()
+        else:
+            current_operation.step("write", write, world, 5, atomic=True)
+        if calls == [1]:
+            raise SystemExit
+        return len(calls)
+
+    def run():
+        with world.app.app_context():
+            options = {} if atomic else {"atomic": False, "on_interrupted": "retry"}
+            return world.idempotency.run("key-1", job, scope=None, name="job", **options)
+
+    with pytest.raises(SystemExit):
+        run()
+    assert amounts(world) == ([] if atomic else [5])
+    assert (run(), run()) == (2, 2)
+    assert (calls, amounts(world)) == ([1, 2], [5])
+    world.assert_clean()
+
+
+def test_a_step_is_there_with_its_result_or_not_at_all(world, assert_replayed):
+    steps = []
+
+    def save(fails):
+        steps.append(current_operation.attempt)
+        write(world, 7)
+        world.db.session.commit()
+        if fails:
+            raise LookupError
+        return "saved"
+
+    def order():
+        with pytest.raises(LookupError):
+            current_operation.step("save", save, True, atomic=True)
+        return {"result": current_operation.step("save", save, False, atomic=True)}, 201
+
+    view = idempotent(atomic=False)(order)
+    world.app.add_url_rule("/payments", "order", view, methods=["POST"])
+    first = world.post()
+    assert (first.status_code, first.json) == (201, {"result": "saved"})
+    assert_replayed(first, world.post())
+    assert (steps, amounts(world)) == ([1, 1], [7])
+
+
+def test_a_killed_workers_key_is_taken_over(world, pays, tmp_path):
+    runs = pays()
+    url = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    program = Program(tmp_path, {}, dying_shop.main, url)
+    try:
+        wait_until(program.lines, "the view has written")
+        assert world.post().status_code == 409
+    finally:
+        program.end()
+    told = []
+
+    def retry():
+        told.append(world.post().status_code)
+        return told[-1] != 409
+
+    wait_until(retry, "the retry runs the view")
+    assert (told[-1], runs, amounts(world)) == (201, [2], [5])

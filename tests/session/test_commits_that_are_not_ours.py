@@ -1,0 +1,200 @@
+"""A commit or rollback past the session: refused, or as without us. No retry doubles a row."""
+
+from __future__ import annotations
+
+import contextlib
+
+import sqlalchemy as sa
+
+from tests.differential.harness import Family
+from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED
+
+ours = Family(events=False, status=None, expect=SOUND_OR_REFUSED)
+of_the_driver = Family(events=False, status=None, expect=SOUND_OR_FAILED)
+harmless = Family(events=False)
+
+
+def handed_out(world):
+    return world.session.connection().connection
+
+
+def by_context(world):
+    """A ``with`` block of psycopg2's connection commits; psycopg has one that nests."""
+    driver = handed_out(world).driver_connection
+    with driver if world.engine.driver == "psycopg2" else driver.transaction():
+        pass
+
+
+OF_THE_DRIVER = {
+    "commit of the pool's connection": lambda world: handed_out(world).commit(),
+    "rollback of the pool's connection": lambda world: handed_out(world).rollback(),
+    "commit of the driver's connection": lambda world: handed_out(world).driver_connection.commit(),
+    "rollback of the driver's connection": lambda world: handed_out(world).driver_connection.rollback(),
+    "commit of a cursor's connection": lambda world: handed_out(world).cursor().connection.commit(),
+    "the driver's with block": by_context,
+}
+OF_SQLALCHEMY = {
+    "commit of the connection": lambda world: world.session.connection().commit(),
+    "rollback of the connection": lambda world: world.session.connection().rollback(),
+    "commit of the connection's transaction": lambda world: (
+        world.session.connection().get_transaction().commit()
+    ),
+    "rollback of the connection's transaction": lambda world: (
+        world.session.connection().get_transaction().rollback()
+    ),
+    "do_commit of the dialect": lambda world: world.engine.dialect.do_commit(handed_out(world)),
+    "do_rollback of the dialect": lambda world: world.engine.dialect.do_rollback(handed_out(world)),
+}
+TEXTS = {
+    "a commit": "commit",
+    "an end": "END WORK",
+    "an abort": "abort",
+    "a commit and chain": "commit and chain",
+    "a rollback and chain": "rollback and chain",
+    "a new transaction": "begin",
+    "a commit behind a comment": "-- done\ncommit",
+    "a commit behind a comment of two lines": "/* done\n it is */ commit",
+    "a commit behind a nested comment": "/* done /* quite */ select 1; */ commit",
+    "a commit behind a statement and a comment": "select 1; -- it is\n commit",
+    "a commit behind a string": "select 'it''s; '; commit",
+    "a commit behind a dollar quote": "select $a$;$a$; commit",
+    "a commit behind an escaped string": r"select E'\'; select 1; --'; commit",
+    "a commit behind a name": 'select 1 as "--"; commit',
+    "a rollback behind a comment": "/**/rollback",
+}
+HARMLESS = {
+    "a block": "do $$ begin perform 1; end $$",
+    "a block with a tag and a comment": "do $body$ begin\n-- commit;\nperform 1;\nend; $body$",
+    "a string": "select 'a;\ncommit;'",
+    "an escaped string": r"select E'\'; commit; --'",
+    "a dollar quote": "select $$; commit; rollback; $$",
+    "a name": 'select 1 as ";commit;"',
+    "a comment": "-- commit\nselect 1",
+    "a comment behind a semicolon": "select 1; -- commit\n",
+    "a nested comment": "/* ; /* commit */ ; rollback */ select 1",
+    "a case": "select case when true\nthen 1\nend",
+    "a savepoint": "savepoint a; select 1; rollback to savepoint a; release savepoint a",
+    "a function with a block": (
+        "create or replace function pg_temp.one() returns int language plpgsql"
+        " as $$ begin return 1; end $$"
+    ),
+}
+
+
+def uncaught(end):
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        end(world)
+        world.pay(2)
+        world.commit()
+
+    return view
+
+
+def swallowed(end):
+    """The view goes on whatever the end raises."""
+
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        with contextlib.suppress(Exception):
+            end(world)
+        world.pay(2)
+        world.commit()
+
+    return view
+
+
+def rolled_back(end):
+    """What a commit past the session has committed stays, whatever is rolled back later."""
+
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        end(world)
+        world.session.rollback()
+        world.pay(2)
+        world.commit()
+
+    return view
+
+
+def failing(end):
+    """Without us the rows of a commit past the session stay, and each retry doubles them."""
+
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        end(world)
+        raise OSError("as asked")
+
+    return view
+
+
+def last(end):
+    """In place of the session's commit."""
+
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        end(world)
+
+    return view
+
+
+def in_nested(end):
+    def view(world):
+        world.pay(1)
+        with world.session.begin_nested():
+            world.pay(2)
+            world.session.flush()
+            end(world)
+        world.commit()
+
+    return view
+
+
+def sends(text):
+    return lambda world: world.session.execute(sa.text(text.replace(":", r"\:")))
+
+
+def sends_raw(text):
+    return lambda world: world.session.connection().exec_driver_sql(text)
+
+
+WAYS = (uncaught, swallowed, rolled_back, failing, last, in_nested)
+for way in WAYS:
+    name = way.__name__.replace("_", " ")
+    for what, end in OF_THE_DRIVER.items():
+        if way is not swallowed or "rollback" not in what:  # a view that swallows that goes on
+            of_the_driver.add(f"{what}, {name}", way(end))
+    for what, end in OF_SQLALCHEMY.items():
+        family = of_the_driver if "dialect" in what else ours
+        family.add(f"{what}, {name}", way(end))
+for what, text in TEXTS.items():
+    for way in (uncaught, swallowed, rolled_back, failing):
+        ours.add(f"{what}, {way.__name__.replace('_', ' ')}", way(sends(text)))
+    ours.add(f"{what}, in the driver's syntax", uncaught(sends_raw(text)))
+for what, text in HARMLESS.items():
+    harmless.add(what, uncaught(sends(text)))
+    harmless.add(f"{what}, in the driver's syntax", uncaught(sends_raw(text)))
+ours.add(
+    "an SQL function with a body that ends",
+    uncaught(sends("create or replace function pg_temp.one() returns int begin atomic select 1; end")),
+)
+
+
+@ours.in_every_store()
+def test_a_commit_past_the_session_is_refused_or_as_without_us(hold, case, store):
+    hold(case, store)
+
+
+@of_the_driver.in_every_store()
+def test_the_drivers_own_commit_is_refused_or_as_without_us(hold, case, store):
+    hold(case, store)
+
+
+@harmless.in_every_store()
+def test_a_text_that_only_mentions_a_commit_is_as_without_us(hold, case, store):
+    hold(case, store)

@@ -1,0 +1,210 @@
+"""What a statement does to a transaction, read from its text."""
+
+import time
+
+import pytest
+
+from flask_idempotency.session.guard import CHOSEN, EMPTIED, ENDED, LONG, settings_of, traits_of
+
+ENDS = [
+    "COMMIT",
+    "commit;",
+    " \n\tRollback",
+    "ROLLBACK WORK",
+    "rollback and chain",
+    "-- note\nEND",
+    "/* a */ /* b */ COMMIT",
+    "; COMMIT",
+    "select 1; COMMIT",
+    "select 'a;b'; begin",
+    "ABORT",
+    "START TRANSACTION READ WRITE",
+    "prepare transaction 'x'",
+    "select $$ ; $$; commit",
+    "select E'\\''; commit",
+    "/* /* nested */ */ commit",
+    "/*/**/*/ commit",
+    "-- ' \n commit",
+    "-- ' \r commit",
+    "select 1; -- a comment\rcommit",
+    "select 1 as a$x$; commit; select 2 as b$x$",
+    "select E'\\'; --'; commit; --'",
+    "select 'a'\n'b\\'; commit",
+    'select 1 as "a""; --"; commit',
+    "select a$b$ from t; commit; select '$b$'",
+    "create function f() returns int begin atomic select 1; end",
+    r"select '\''; commit; --'",  # where a backslash escapes
+]
+DOES_NOT = [
+    "",
+    "/* open commit",
+    "savepoint a; release savepoint a",
+    "set constraints all deferred",
+    "select 1",
+    "ROLLBACK TO SAVEPOINT a",
+    "rollback work to a",
+    "ROLLBACK TRANSACTION TO a",
+    "insert into t values ('; commit')",
+    "select 'it''s; commit'",
+    'select "; commit" from t',
+    "select 1 -- ; commit",
+    "select 1 /* ; commit */",
+    "do $$ begin perform 1; end $$",
+    "do $body$ begin; commit; end $body$",
+    "select E'\\'; commit'",
+    "select case when a then b end from t",
+    "prepare p as select 1",
+    "select commit from t",
+    "/* /* nested */ ; commit */ select 1",
+    "select '/*'; select 1 /* '; commit */",
+]
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_statements_that_begin_or_end_a_transaction(text):
+    assert traits_of(text).refused == ENDED
+
+
+@pytest.mark.parametrize("text", DOES_NOT)
+def test_statements_that_do_not(text):
+    assert traits_of(text).refused is None
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("set transaction isolation level serializable", CHOSEN),
+        ("set session characteristics as transaction read only", CHOSEN),
+        ("set local transaction_read_only = on", CHOSEN),
+        ("create temp table d () on commit delete rows", EMPTIED),
+        ("create temp table d on commit drop as select 1", None),
+        ("set default_transaction_isolation = 'serializable'", None),
+    ],
+)
+def test_what_else_is_refused(text, refused):
+    assert traits_of(text).refused == refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "insert into t values (1)",
+        "/* tag */ insert into t values (1)",
+        "-- tag\n update t set a = 1",
+        "select 1; delete from t",
+        "with gone as (delete from t returning *) select * from gone",
+        "truncate t",
+        "call p()",
+        "do $$ begin end $$",
+        "copy t from stdin",
+        "create table t ()",
+        "select * into u from t",
+        "select * from t for no key update of t skip locked",
+        "select price(1)",
+        "select shop.count(1)",
+        "select nextval('s')",
+        "select pg_notify('c', '')",
+        "notify c",
+        "declare c cursor for select 1",
+    ],
+)
+def test_statements_that_may_do_more_than_read(text):
+    assert traits_of(text).writes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select 1",
+        "(select 1) union (select 2)",
+        "SELECT t.id AS t_id, t.updated_at FROM t WHERE t.id = %(pk)s",
+        "select count(*), coalesce(max(a), 0) from t where b in (1, 2)",
+        "select cast(b as numeric(10, 2)) from t where c between %(one)s and (%(two)s)",
+        "show all",
+        "/* delete from t */ select 1",
+        "select 'insert' ; select 2",
+        "values (1)",
+        "",
+    ],
+)
+def test_statements_that_only_read(text):
+    assert not traits_of(text).writes
+
+
+@pytest.mark.parametrize("noise", ["*//*" * 5000, "/*" * 5000, "'" * 9999, "$a$" * 5000, "(" * 9999])
+def test_no_text_takes_long_to_read(noise):
+    started = time.process_time()
+    traits_of(f"/* {noise} commit")
+    traits_of(f"with {noise} select 1")
+    assert time.process_time() - started < 0.5
+
+
+def test_a_text_that_comes_but_once_is_not_remembered():
+    text = f"insert into t values ('{'x' * LONG}')"
+    assert traits_of(text) == traits_of(text)
+    assert traits_of(text) is not traits_of(text)
+    assert traits_of("insert into t values ('x')") is traits_of("insert into t values ('x')")
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("set search_path to a, b", {"search_path": False}),
+        ("set session a.b = 'c'; set local d.e = 'f'", {"a.b": False, "d.e": True}),
+        (
+            "select set_config('a.b', 'it''s (c', true), set_config('D.e', '', 'f')",
+            {"a.b": True, "d.e": False},
+        ),
+        ("set role r", {"role": False}),
+        ("set local role r", {"role": True}),
+        ("reset role", {"role": False}),
+        ("set time zone 'UTC'", {"timezone": False}),
+        ('set local "TimeZone" = 1', {"timezone": True}),
+        ("set session authorization r", {"session_authorization": False}),
+        ("/* why */ set local a.b = 'c'", {"a.b": True}),
+    ],
+)
+def test_which_settings_a_statement_changes(text, settings):
+    assert traits_of(text).sets
+    assert settings_of(text, {}) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("select set_config(%(a)s, %(b)s, %(c)s)", {"a": "a.b", "b": "x", "c": True}),
+        ("select %s, set_config(%s, %s, %s)", (1, "a.b", "x", True)),
+        ("select set_config(%(a)s::VARCHAR, %(b)s::VARCHAR, true)", {"a": "A.b", "b": "x"}),
+    ],
+)
+def test_a_settings_name_is_read_from_the_values_too(text, values):
+    assert settings_of(text, values) == {"a.b": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("select set_config(name, '', true) from names", {}),
+        ("select set_config(%(a)s, '', true)", {"a": None}),
+        ("do $$ begin perform set_config('a' || 'b', 'c', true); end $$", {}),
+    ],
+)
+def test_a_name_that_cannot_be_read_is_told(text, values):
+    assert settings_of(text, values) is None
+
+
+@pytest.mark.parametrize("text", ["update t set search_path = 1", "select 'set a.b = 1'"])
+def test_statements_that_change_no_setting(text):
+    assert not traits_of(text).sets
+
+
+@pytest.mark.parametrize(
+    ("text", "defers"),
+    [
+        ("set constraints all immediate", True),
+        ("create table t (a int unique deferrable initially deferred)", True),
+        ("insert into t values (1)", False),
+    ],
+)
+def test_statements_that_decide_when_constraints_are_checked(text, defers):
+    assert traits_of(text).defers is defers
