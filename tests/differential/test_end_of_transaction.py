@@ -289,20 +289,6 @@ def a_deferred_trigger_that_writes(world):
         world.commit()
 
 
-@family(setup=only_deferred)
-def constraints_set_immediate_and_committed(world):
-    world.sql("set constraints all immediate")
-    world.pay(1)
-    world.commit()
-    with world.catching(DBAPIError):
-        two_of_one_number(world)
-        world.note("deferred again")
-        world.commit()
-    world.session.rollback()
-    world.pay(2)
-    world.commit()
-
-
 @family(setup=deferred_constraints)
 def constraints_set_in_a_nested_transaction_that_is_rolled_back(world):
     nested = world.session.begin_nested()
