@@ -33,7 +33,7 @@ CALLS = {
         "replay, hybrid": 515,
         "replay, postgres": 383,
         "duplicate, hybrid": 414,
-        "unprotected bare view": 62,
+        "unprotected bare view": 75,
         "unprotected empty view": 41,
     },
     "psycopg": {
@@ -42,7 +42,7 @@ CALLS = {
         "replay, hybrid": 563,
         "replay, postgres": 430,
         "duplicate, hybrid": 414,
-        "unprotected bare view": 62,
+        "unprotected bare view": 75,
         "unprotected empty view": 41,
     },
 }
