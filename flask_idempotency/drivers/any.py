@@ -25,6 +25,11 @@ def is_idle(connection: Any) -> bool:  # noqa: ARG001
     return True
 
 
+def has_ended(connection: Any) -> bool:  # noqa: ARG001
+    """See :class:`.port.Driver`: DB-API does not tell."""
+    return False
+
+
 def is_failed(connection: Any) -> bool:  # noqa: ARG001
     """See :class:`.port.Driver`: the server says so when it is asked."""
     return False

@@ -41,6 +41,9 @@ class Driver(Protocol):
     def is_idle(self, connection: Any) -> bool:
         """Return True if no transaction is open on the server, as far as the driver knows."""
 
+    def has_ended(self, connection: Any) -> bool:
+        """Return True if the server has no transaction open, whatever the driver believes."""
+
     def is_failed(self, connection: Any) -> bool:
         """Return True if a statement has failed and nobody has rolled back, as far as it knows."""
 

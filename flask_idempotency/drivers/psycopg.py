@@ -47,6 +47,9 @@ def is_idle(connection: Any) -> bool:
     return bool(connection.pgconn.transaction_status == _IDLE)
 
 
+has_ended = is_idle
+
+
 def is_failed(connection: Any) -> bool:
     """See :class:`.port.Driver`."""
     return bool(connection.pgconn.transaction_status == pq.TransactionStatus.INERROR)

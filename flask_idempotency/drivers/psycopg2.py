@@ -35,6 +35,11 @@ def is_idle(connection: Any) -> bool:
     )
 
 
+def has_ended(connection: Any) -> bool:
+    """See :class:`.port.Driver`."""
+    return bool(connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE)
+
+
 def is_failed(connection: Any) -> bool:
     """See :class:`.port.Driver`."""
     return bool(connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR)

@@ -21,6 +21,9 @@ def is_idle(connection: Any) -> bool:
     return not connection.in_transaction
 
 
+has_ended = is_idle
+
+
 def is_failed(connection: Any) -> bool:  # noqa: ARG001
     """See :class:`.port.Driver`: the server says so when it is asked."""
     return False

@@ -329,8 +329,8 @@ class OperationTransaction:
         self._check()
         with self.lock:
             traits = guard.traits_of(text)
-            if traits.refused is not None:
-                self.refuse(traits.refused)
+            if refused := traits.refused or self._ended_past_us():
+                self.refuse(refused)
             if not traits.plain:
                 self.raw.is_unsure = True
             if not self._savepoints:
@@ -349,6 +349,10 @@ class OperationTransaction:
                 if self.is_failed():
                     self._send([], "SELECT")  # the server says so; psycopg2 would say another thing
                 self.show()
+
+    def _ended_past_us(self) -> str | None:
+        """Return why nothing more may be sent: outside a transaction, it would commit by itself."""
+        return NOT_OURS if self.raw.port.has_ended(self.raw.driver) else None
 
     def _leave_first(self) -> None:
         """What comes next is part of no unit."""

@@ -7,11 +7,12 @@ import contextlib
 import sqlalchemy as sa
 
 from tests.differential.harness import Family
-from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED
+from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, NothingAfterIt
 
 ours = Family(events=False, status=None, expect=SOUND_OR_REFUSED)
 of_the_driver = Family(events=False, status=None, expect=SOUND_OR_FAILED)
 harmless = Family(events=False)
+unseen = Family(events=False, status=None, expect=NothingAfterIt())
 
 
 def handed_out(world):
@@ -23,6 +24,11 @@ def by_context(world):
     driver = handed_out(world).driver_connection
     with driver if world.engine.driver == "psycopg2" else driver.transaction():
         pass
+
+
+def by_raw_cursor(world):
+    """No public hook sees this text: what is there is committed, and only the next statement tells."""
+    handed_out(world).cursor().execute("commit")
 
 
 OF_THE_DRIVER = {
@@ -183,6 +189,8 @@ ours.add(
     "an SQL function with a body that ends",
     uncaught(sends("create or replace function pg_temp.one() returns int begin atomic select 1; end")),
 )
+for way in (uncaught, swallowed, failing, last):
+    unseen.add(f"a commit through a raw cursor, {way.__name__}", way(by_raw_cursor))
 
 
 @ours.in_every_store()
@@ -197,4 +205,9 @@ def test_the_drivers_own_commit_is_refused_or_as_without_us(hold, case, store):
 
 @harmless.in_every_store()
 def test_a_text_that_only_mentions_a_commit_is_as_without_us(hold, case, store):
+    hold(case, store)
+
+
+@unseen.in_every_store()
+def test_nothing_is_committed_after_a_commit_that_no_hook_sees(hold, case, store):
     hold(case, store)

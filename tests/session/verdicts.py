@@ -48,6 +48,21 @@ class Named:
         ]
 
 
+@dataclass(frozen=True)
+class NothingAfterIt:
+    """Every request is a 500, and of its payments only the first, committed past us, is there."""
+
+    def problems(self, outcome: Outcome) -> list[str]:
+        found = []
+        for step in outcome.protected.steps:
+            if step.reply.status != 500:
+                found.append(f"{step.label}: {step.reply.status}, not 500")
+            found += [
+                f"{step.label}: {row}" for row in step.rows["payment"] if '"amount": 1}' not in row
+            ]
+        return found
+
+
 SOUND_OR_REFUSED = Either((Sound(), Refused(), NothingKept()))
 """Also where the view fails without us, too: by whatever name, and with nothing committed."""
 SOUND_OR_FAILED = Either((Sound(), Refused(), NothingKept(500)))
