@@ -200,7 +200,7 @@ def an_after_request_function_that_reads_what_a_503_committed(world):
 LOST = Either((Refused(), NothingKept(503)))
 
 
-@family(expect=Refused(), status=None)
+@family(expect=LOST, status=None)
 def session_invalidate(world):
     world.pay(1)
     world.session.flush()
@@ -217,7 +217,7 @@ def session_invalidate_at_the_end(world):
     world.session().invalidate()
 
 
-@family(expect=Refused(), status=None)
+@family(expect=LOST, status=None)
 def connection_invalidate(world):
     world.pay(1)
     world.session.flush()
