@@ -372,13 +372,9 @@ class OperationTransaction:
 
     def flush(self, *, may_fail: bool = False) -> None:
         """Send what waits, in a message of its own. ``may_fail``: that breaks nothing."""
-        if not self._waiting:
-            return
-        was_shown = self.raw.is_shown and not self.is_failed() and self.raw.hide()
-        self._send(self._waiting, may_fail=may_fail)
-        self._waiting = []
-        if was_shown:
-            self.raw.show()
+        if self._waiting:
+            self._send(self._waiting, may_fail=may_fail)
+            self._waiting = []
 
     def ask(self, question: str) -> Any:
         """The first value of a statement of ours. Raises ``StoreUnavailable`` or ``NotAtomic``."""
@@ -393,7 +389,11 @@ class OperationTransaction:
 
     def _send(self, first: list[str], text: str = "", *, may_fail: bool = False) -> Any:
         try:
-            return self.raw.send(text, None, first)
+            was_shown = first and self.raw.is_shown and not self.is_failed() and self.raw.hide()
+            answer = self.raw.send(text, None, first)
+            if was_shown:
+                self.raw.show()
+            return answer
         except self.raw.Error as error:
             self._error = error
             # In a failed transaction all waits for the view's rollback; on a lost connection nothing

@@ -146,10 +146,14 @@ def test_a_response_just_small_enough_is_stored(make_world, assert_replayed):
 
 @EACH
 @BOTH
+@pytest.mark.parametrize("begun", ["", "; SAVEPOINT idempotency_first; SAVEPOINT _pg3_1"])
 def test_an_attempt_that_was_taken_over_commits_nothing(
-    make_world, probing_at_once, background, assert_problem
+    make_world, probing_at_once, background, assert_problem, driver, begun, caplog
 ):
-    """Only a view that ends the transaction behind our back can be overtaken while it runs."""
+    """Only a view that ends the transaction behind our back can be overtaken while it runs.
+
+    Where it also makes what else would be missed, only the comparison in the last message is left.
+    """
     world = make_world()
     later = []
 
@@ -158,14 +162,19 @@ def test_an_attempt_that_was_taken_over_commits_nothing(
     def pay():
         attempt = current_operation.attempt
         if attempt == 1:
-            driver = current_operation.connection.connection.driver_connection
-            own_cursor(driver).execute("ROLLBACK; BEGIN")
+            connection = current_operation.connection.connection.driver_connection
+            own_cursor(connection).execute(f"ROLLBACK; BEGIN{begun}")
             later.append(background(post, world).result())
         world.db.session.add(world.Payment(amount=attempt))
         world.db.session.commit()
         return {"attempt": attempt}, 201
 
-    assert_problem(post(world), 409, "request-in-progress", retry=True)
+    overtaken = post(world)
+    if driver == "psycopg" and not begun:  # it misses its savepoint while the view runs
+        assert overtaken.status_code == 500
+        assert "a savepoint of the operation could not be set or ended" in caplog.text
+    else:
+        assert_problem(overtaken, 409, "request-in-progress", retry=True)
     assert later[0].json == {"attempt": 2}
     assert post(world).json == {"attempt": 2}
     assert world.sql("select amount from payment") == [(2,)]
