@@ -253,10 +253,10 @@ class PostgresHold:
                 "a statement of the view failed and its error was caught without"
                 " db.session.rollback(), so the transaction cannot commit"
             )
-        self._messages.forget_facts()  # it may be a deferred constraint that is new in the database
         if code in (DIVISION_BY_ZERO, "3B001"):  # a unit's savepoint ended with its transaction
             self.abandon()
             return self._successor()
+        self._messages.forget_facts()  # it may be a deferred constraint that is new in the database
         assert isinstance(error, Exception)  # noqa: S101 -- SQLAlchemy's, or the driver's
         return store_error(error, self._messages.table.fullname, self._messages.Error)
 

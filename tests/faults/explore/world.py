@@ -125,9 +125,9 @@ class World:
         actor, connection, body = Actor.current(), execution.hold.connection, f"{name}\n"
         if actor and plan.escapes:
             actor.stop_before("escape", Kind.CHANGE)
-            own_cursor(execution.hold.transaction.raw.driver).execute(
-                f"ROLLBACK; BEGIN; SAVEPOINT {FIRST}"
-            )
+            raw = execution.hold.transaction.raw
+            raw.hide()  # psycopg would miss a savepoint of its own before the last message is sent
+            own_cursor(raw.driver).execute(f"ROLLBACK; BEGIN; SAVEPOINT {FIRST}")
         if actor:
             actor.stop_before("write", Kind.UNNOTICED)
         connection.exec_driver_sql(_INSERT, (self.key, body))
