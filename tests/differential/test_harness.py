@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -23,11 +24,12 @@ from tests.differential.worlds import Events
 pytestmark = pytest.mark.of_tests
 
 CLEAN = State(frozenset())
+HEARD = Events(Counter(after_commit=1))
 
 
 def step(label, *, replayed=False, **changes):
     reply = Reply(201, "{}", "application/json", replayed)
-    usual = {"notes": (), "events": Events(["commit"]), "rows": {"payment": ["1"]}, "state": CLEAN}
+    usual = {"notes": (), "events": HEARD, "rows": {"payment": ["1"]}, "state": CLEAN}
     return Step(label, **{"reply": reply, **usual, **changes})
 
 
@@ -59,8 +61,9 @@ ERROR = Error("RuntimeError", None, "no")
         step("key 1", rows={"payment": []}),
         step("key 1", rows={"payment": ["1"], "audit": []}),
         step("key 1", state=State(frozenset({"role tenant"}))),
-        step("key 1", events=Events([])),
-        step("key 1", events=Events(["commit", "commit"])),
+        step("key 1", events=Events()),
+        step("key 1", events=Events(Counter(after_commit=2))),
+        step("key 1", events=Events(HEARD.session + Counter(after_rollback=1))),
     ],
 )
 def test_each_kind_of_difference_is_found(other):

@@ -166,9 +166,8 @@ class State:
 
 @dataclass
 class Events:
-    """What listeners of the application heard of SQLAlchemy."""
+    """What listeners of the application's sessions heard."""
 
-    engine: list[str] = field(default_factory=list)
     session: Counter[str] = field(default_factory=Counter)
 
 
@@ -321,13 +320,8 @@ class World:
         return _result(self._helpers[-1](self))
 
     def _listen(self) -> None:
-        for name in ("begin", "commit", "rollback"):
-            sa.event.listen(self.engine, name, self._engine_listener(name))
         for name in ("after_commit", "after_rollback", "after_begin"):
             sa.event.listen(factory_of(self.app, self.db), name, self._session_listener(name))
-
-    def _engine_listener(self, name: str) -> Callable[..., None]:
-        return lambda *_: self.events.engine.append(name)
 
     def _session_listener(self, name: str) -> Callable[..., None]:
         def heard(*_: Any) -> None:
