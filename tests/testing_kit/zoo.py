@@ -424,7 +424,7 @@ def a_thread_that_writes(shop):
     shop.view(view)
 
 
-@wrong("NotAtomic", "wrote to another bind")
+@wrong("NotAtomic", "uses another bind")
 def a_write_to_another_bind(shop):
     """The ledger is a database of its own; no transaction spans both."""
 
