@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from .errors import BodyMalformed, ConfigurationError, shown
-from .keys import Part, digest
+from .keys import Part, digest, encoded
 
 REQUEST: Final = 1  # 2 and 3 were JSON and FIELDS with another canonical form
 CUSTOM: Final = 4
@@ -179,7 +179,9 @@ def by_value(value: bytes) -> Fingerprint:
 
 
 def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
-    return Fingerprint(algorithm, digest("fingerprint", algorithm, *parts)[:_DIGEST_BYTES])
+    *before, content = parts
+    head = encoded("fingerprint", algorithm, *before)
+    return Fingerprint(algorithm, digest(content, head=head)[:_DIGEST_BYTES])
 
 
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:

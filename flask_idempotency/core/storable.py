@@ -126,10 +126,11 @@ def storable(headers: Iterable[tuple[str, str]]) -> Headers:
     All but :data:`NEVER_STORED`, what ``Connection`` names (also hop by hop), and what no HTTP message
     can carry.
     """
-    lines, dropped = [], {*NEVER_STORED}
+    lines, named = [], {""}
     for name, value in headers:
-        if name.lower() == "connection":
-            dropped.update(map(str.strip, value.lower().split(",")))
-        elif _NAME.fullmatch(name) and _VALUE.fullmatch(value):
-            lines.append((name, value))
-    return tuple([line for line in lines if line[0].lower() not in dropped])
+        lower = name.lower()
+        if lower == "connection":
+            named.update(map(str.strip, value.lower().split(",")))
+        elif lower not in NEVER_STORED and _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            lines.append((lower, name, value))
+    return tuple([(name, value) for lower, name, value in lines if lower not in named])
