@@ -70,10 +70,10 @@ class PostgresHold:
         connection: Connection,
         raw: RawConnection,
         row: tuple[str, list[str]],
+        values: dict[str, Any],
     ) -> None:
-        self._messages, self._claim, self._level = messages, claim, raw.level
+        self._messages, self._claim, self._values = messages, claim, values
         self._began, self._open = time.monotonic(), True
-        self._values: dict[str, Any] = claim_values(claim)
         isolation, held = row
         self.transaction = OperationTransaction(
             connection,
@@ -127,7 +127,7 @@ class PostgresHold:
                 row = _read(raw.send(messages.prepared(text, raw.level), values))
                 if row[1][0] == claim.owner:
                     connection = Connection(engine, pooled)
-                    found = cls(messages, claim, connection, raw, row)
+                    found = cls(messages, claim, connection, raw, row, values)
                 return found
             except messages.Error as error:
                 if sqlstate(error) not in NOT_OURS:
@@ -162,7 +162,7 @@ class PostgresHold:
         try:
             row = _read(raw.send(messages.prepared(statements.INSIDE[lock]), values))
             if row[1][0] == claim.owner:
-                found = cls(messages, claim, connection, raw, row)
+                found = cls(messages, claim, connection, raw, row, values)
             else:
                 raw.send(statements.NOT_LOCKED)
         except messages.Error as error:
@@ -184,8 +184,8 @@ class PostgresHold:
     def _again(self) -> None:
         """Roll back what was before the view, too; begin again, and lock the row."""
         raw = self.transaction.raw
+        text = self._messages.prepared(f"BEGIN {{begin}};\n{statements.LOCK}", raw.level)
         raw.roll_back()
-        text = self._messages.prepared(f"BEGIN {{begin}};\n{statements.LOCK}", self._level)
         _, held = _read(raw.send(text, self._values))
         if held[0] != self._claim.owner:
             self.transaction.broken = RequestInProgress(retry_after=1)
@@ -213,8 +213,8 @@ class PostgresHold:
         try:
             if not self._open:  # the connection may be another request's by now
                 raise NotAtomic("the operation's transaction was rolled back before it was finished")
-            if found := self.explain(None):
-                raise found
+            if self.transaction.broken is not None:
+                raise self.transaction.broken
             text = self._messages.prepared(template)
             self.transaction.commit(text, {**self._values, **values})
         except (exc.SQLAlchemyError, self._messages.Error) as error:

@@ -70,7 +70,7 @@ class HoldInTest(PostgresHold):
     def __init__(
         self, messages: MessagesInTest, claim: Claim, connection: Connection, attempt: int, xid: int
     ) -> None:
-        self._messages, self._claim, self._level, self.attempt = messages, claim, "", attempt
+        self._messages, self._claim, self.attempt = messages, claim, attempt
         self._began, self._open, self._is_done = 0.0, True, False
         self._values = {**claim_values(claim), "xid": xid, "synchronous_commit": "on"}
         driver = innermost(connection.connection.dbapi_connection)

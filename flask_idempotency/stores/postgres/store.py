@@ -78,21 +78,21 @@ class PostgresRecords:
         """The record; if there is none, a claim, on the same connection."""
         if claim.lease_seconds is not None or claim.connection is not None:
             return self.look(claim.key) or self.claim(claim)
-        is_absent = False
+        messages, is_absent = self.messages, False
 
         def look(raw: RawConnection) -> Record | None:
             # If the connection breaks in the claim, the second try only claims: after a look, the first
             # try's own record would be somebody's that is in progress.
             nonlocal is_absent
             if not is_absent:
-                text = self.messages.prepared(statements.LOOK)
+                text = messages.prepared(statements.LOOK)
                 if rows := raw.send(text, {"key": claim.key}).fetchall():
                     return record_in(claim.key, *rows[0])
             is_absent = True
             return None
 
         found: Record | PostgresHold | None
-        found = PostgresHold.begin(self.messages, claim, statements.CLAIM, look=look)
+        found = PostgresHold.begin(messages, claim, statements.CLAIM, look=look)
         return found
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:

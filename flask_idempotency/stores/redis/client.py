@@ -11,7 +11,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from threading import TIMEOUT_MAX
 from typing import Any
@@ -76,11 +76,12 @@ class OwnRedis(Redis):
 
     def _idle_one(self) -> Any:
         """A connection that is kept; not one of a parent process, which goes on using it."""
-        with suppress(IndexError):
+        try:
             while (connection := self._kept.pop()).pid != os.getpid():
                 pass
-            return connection
-        return None
+        except IndexError:
+            return None
+        return connection
 
     def _send_on_a_new_one(self, command: tuple[Any, ...]) -> Reply:
         pool = self.connection_pool
@@ -109,7 +110,7 @@ def send_script(client: Client, script: str, key: bytes, *arguments: bytes) -> R
     Only a client that we made sends it now. Another cannot send without waiting, so it does both when
     it is asked: a cluster's chooses a node, and a subclass may do anything besides sending.
     """
-    command = "EVAL", script, 1, key, *arguments
+    command = "EVAL", script.encode(), b"1", key, *arguments  # redis-py takes long with other types
     if isinstance(client, OwnRedis):
         return client.send(*command)
     return partial(client.execute_command, *command, NEVER_DECODE=True)

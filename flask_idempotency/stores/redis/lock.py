@@ -53,8 +53,9 @@ if not held then
   return {0, 0}
 end
 if held == ARGV[1] then return {0, 0} end
+local fingerprint = string.match(ARGV[1], '[^:]*$')
 local alike = type(held) == 'string' and string.sub(held, 1, 2) == '1:'
-              and string.sub(held, -#ARGV[3]) == ARGV[3]
+              and string.sub(held, -#fingerprint) == fingerprint
 return {alike and 1 or 2, redis.call('PTTL', KEYS[1])}
 """
 # -> {0 = mine, 1 = same fingerprint, 2 = anything else; milliseconds the lock has left}
@@ -92,9 +93,9 @@ class RedisLock:
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        value = _value(claim)
-        arguments = b"%d" % milliseconds(LOCK_SECONDS), value.rpartition(b":")[2]
-        return self._read(self._send(ACQUIRE, claim, value, *arguments), self._glance) or Glance.ASK
+        lasts = b"%d" % milliseconds(LOCK_SECONDS)
+        sent = self._send(ACQUIRE, claim, _value(claim), lasts)
+        return self._read(sent, self._glance) or Glance.ASK
 
     def _glance(self, reply: Any) -> Glance:
         kind, left_ms = map(int, reply)
