@@ -43,6 +43,9 @@ _request_of: Callable[[Any], Any] = _request_around if _is_merged else attrgette
 needed_request: Callable[[], flask.Request] = flask.request._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001
 """The present request. Raises Flask's ``RuntimeError`` outside one."""
 
+needed_app: Callable[[], flask.Flask] = flask.current_app._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001
+"""The present application. Raises Flask's ``RuntimeError`` outside its context."""
+
 
 # Asked so often that Flask's proxies, and asking whether they are bound, would be felt.
 

@@ -310,10 +310,9 @@ class Hooks:
     def _route(self, endpoint: str, method: str) -> Route | None:
         """The endpoint's options if it is protected; protects it now if ``protect`` covers it."""
         view = self._state.app.view_functions[endpoint]
-        known = self._known.get((endpoint, method))
-        if known is None or known[0] is not view:
-            known = self._known[endpoint, method] = self._find_safely(endpoint, method)
-        return known[1]
+        if (endpoint, method) not in self._known or self._known[endpoint, method][0] is not view:
+            self._known[endpoint, method] = self._find_safely(endpoint, method)
+        return self._known[endpoint, method][1]
 
     def _find_safely(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """Like :meth:`_find`; a mistake in what is only observed is logged."""

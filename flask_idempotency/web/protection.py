@@ -10,7 +10,7 @@ import logging
 import time
 from dataclasses import replace
 
-from flask import Request, Response, current_app
+from flask import Request, Response
 
 from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
@@ -37,7 +37,7 @@ from flask_idempotency.web.setup.app_state import AppState, app_state
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 
-from .flask_context import functions_after_request, needed_request
+from .flask_context import functions_after_request, needed_app, needed_request
 from .observe import observe
 from .signals import (
     Told,
@@ -60,7 +60,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
 
     Raises a :class:`Problem` if the response is one.
     """
-    state: AppState = current_app.extensions.get("idempotency") or app_state(current_app)
+    state = app_state(needed_app())
     current = this_request()
     if current.attempt is not None and current.attempt.phase in (Phase.ABOVE, Phase.WAITING):
         raise NotAtomic(
