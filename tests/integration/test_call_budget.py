@@ -28,22 +28,22 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 828,
-        "first, postgres": 592,
-        "replay, hybrid": 515,
-        "replay, postgres": 383,
-        "duplicate, hybrid": 414,
-        "unprotected bare view": 75,
-        "unprotected empty view": 41,
+        "first, hybrid": 750,
+        "first, postgres": 543,
+        "replay, hybrid": 465,
+        "replay, postgres": 352,
+        "duplicate, hybrid": 369,
+        "unprotected bare view": 74,
+        "unprotected empty view": 39,
     },
     "psycopg": {
-        "first, hybrid": 1000,
-        "first, postgres": 808,
-        "replay, hybrid": 563,
-        "replay, postgres": 430,
-        "duplicate, hybrid": 414,
-        "unprotected bare view": 75,
-        "unprotected empty view": 41,
+        "first, hybrid": 915,
+        "first, postgres": 753,
+        "replay, hybrid": 510,
+        "replay, postgres": 397,
+        "duplicate, hybrid": 369,
+        "unprotected bare view": 74,
+        "unprotected empty view": 39,
     },
 }
 """Function calls, Python's and C's, by driver; psycopg is the one that is compiled."""
