@@ -7,99 +7,66 @@ itself, and ends it by ``commit()`` and ``rollback()``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
+from functools import lru_cache
 
-from .port import Values
+from .raw_connection import IDLE, OPEN, Answer, RawConnection, Values
 
-SEES_TEXTS = True
-LEVELS: dict[Any, str] = {}
+_PARTS = re.compile(
+    r"""'[^']*'|"[^"]*"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$|--[^\n]*|%\((?P<name>\w+)\)s|;""", re.DOTALL
+)
 
-_PARTS = re.compile(r"'[^']*'|(?P<tag>\$\w*\$).*?(?P=tag)|--[^\n]*|(?P<end>;)", re.DOTALL)
-_VALUE = re.compile(r"%\((\w+)\)s")
-
-
-def is_idle(connection: Any) -> bool:  # noqa: ARG001
-    """See :class:`.port.Driver`: DB-API does not tell, so :func:`give_back` sees to it."""
-    return True
+Statement = tuple[str, tuple[str, ...]]
+"""One of a text, and the names of its values."""
 
 
-def has_ended(connection: Any) -> bool:  # noqa: ARG001
-    """See :class:`.port.Driver`: DB-API does not tell."""
-    return False
+@lru_cache(128)
+def statements(text: str, mark: str = "%({1})s", percent: str = "%%") -> tuple[Statement, ...]:
+    """The statements of one of our texts; ``mark`` stands for a value, by its number or its name.
 
-
-def is_failed(connection: Any) -> bool:  # noqa: ARG001
-    """See :class:`.port.Driver`: the server says so when it is asked."""
-    return False
-
-
-def take(connection: Any) -> Any:
-    """See :class:`.port.Driver`."""
-
-
-def give_back(connection: Any, found: Any) -> None:  # noqa: ARG001
-    """See :class:`.port.Driver`."""
-    connection.rollback()
-
-
-def show(connection: Any) -> None:
-    """See :class:`.port.Driver`: it sees the transaction, and would end it."""
-
-
-def statements(text: str) -> list[str]:
-    """The statements of one of our texts."""
-    found, begin = [], 0
+    A value that is named twice is sent twice: the server finds a type for each place.
+    """
+    found: list[Statement] = []
+    names: list[str] = []
+    sql, place = "", 0
     for part in _PARTS.finditer(text + ";"):
-        if part["end"]:
-            found.append((text + ";")[begin : part.start()].strip())
-            begin = part.end()
-    return [each for each in found if each]
+        sql += text[place : part.start()]
+        place = part.end()
+        if part["name"]:
+            names.append(part["name"])
+            sql += mark.format(len(names), part["name"])
+        elif part.group() != ";":
+            sql += part.group()
+        elif sql := sql.strip():
+            found.append((sql.replace("%%", percent), tuple(names)))
+            sql, names = "", []
+    return tuple(found)
 
 
-def send(
-    connection: Any,
-    text: str,
-    values: Values | None = None,
-    first: Sequence[str] = (),
-    *,
-    inside: bool = False,
-    prepared: bool = False,  # noqa: ARG001
-) -> Rows:
-    """See :class:`.port.Driver`."""
-    ends: dict[str, Callable[[], None]] = {"COMMIT": connection.commit, "ROLLBACK": connection.rollback}
-    answer, is_open = Rows(), inside
-    with closing(connection.cursor()) as cursor:
-        for statement in [*first, *statements(text)]:
-            if statement in ends:
-                ends[statement]()
-                is_open = False
-                continue
-            sent = statement
-            is_open = is_open or statement.startswith("BEGIN")
-            if statement.startswith("BEGIN"):  # as the driver does, before the next statement
-                sent = statement.replace("BEGIN", "SET TRANSACTION", 1)
-                if sent == "SET TRANSACTION":
-                    continue
-            given = [(values or {})[name] for name in _VALUE.findall(sent)]
-            sent = _VALUE.sub("%s", sent)
-            cursor.execute(sent, given)
-            answer.rowcount = cursor.rowcount
-            if cursor.description:
-                answer.rows = [tuple(row) for row in cursor.fetchall()]
-    if not is_open:
-        connection.commit()
-    return answer
+class Connection(RawConnection):
+    """See :class:`RawConnection`."""
 
+    def status(self) -> int:
+        """See :class:`RawConnection`: DB-API does not tell, so it is what we have done."""
+        return OPEN if self.continues or self.operation() else IDLE
 
-class Rows:
-    """See :class:`.port.Answer`."""
-
-    def __init__(self) -> None:
-        self.rowcount = -1
-        self.rows: list[tuple[Any, ...]] = []
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        """See :class:`.port.Answer`."""
-        return self.rows
+    def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
+        """See :class:`RawConnection`."""
+        message = [*((each, ()) for each in first), *statements(text, "%s")]
+        if self.status() == IDLE and not message[0][0].startswith("BEGIN"):
+            message.append(("COMMIT", ()))
+        count, rows = -1, []
+        with closing(self.driver.cursor()) as cursor:
+            for sql, names in message:
+                if sql in ("COMMIT", "ROLLBACK"):
+                    getattr(self.driver, sql.lower())()
+                elif sql != "BEGIN":  # the driver begins, with the next statement
+                    sent = (
+                        sql.replace("BEGIN", "SET TRANSACTION", 1) if sql.startswith("BEGIN") else sql
+                    )
+                    cursor.execute(sent, [(values or {})[name] for name in names])
+                    count = cursor.rowcount
+                    if cursor.description:
+                        rows = [tuple(row) for row in cursor.fetchall()]
+        return Answer(count, lambda: rows)

@@ -9,93 +9,64 @@ costs no round trip (one, if the engine names an isolation level). The drawback:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from weakref import WeakSet
+from typing import ClassVar
 
-import psycopg2
 from psycopg2 import extensions
 
-from .port import Values
-
-SEES_TEXTS = False
-LEVELS = {
-    None: "",
-    extensions.ISOLATION_LEVEL_READ_UNCOMMITTED: "READ UNCOMMITTED",
-    extensions.ISOLATION_LEVEL_READ_COMMITTED: "READ COMMITTED",
-    extensions.ISOLATION_LEVEL_REPEATABLE_READ: "REPEATABLE READ",
-    extensions.ISOLATION_LEVEL_SERIALIZABLE: "SERIALIZABLE",
-}
+from .raw_connection import IDLE, Answer, RawConnection, Values
 
 
-def is_idle(connection: Any) -> bool:
-    """See :class:`.port.Driver`."""
-    status = connection.get_transaction_status()
-    return bool(status == extensions.TRANSACTION_STATUS_IDLE) and (
-        connection.status == extensions.STATUS_READY
-    )
+class Connection(RawConnection):
+    """See :class:`RawConnection`."""
 
+    levels: ClassVar = {
+        extensions.ISOLATION_LEVEL_READ_UNCOMMITTED: "READ UNCOMMITTED",
+        extensions.ISOLATION_LEVEL_READ_COMMITTED: "READ COMMITTED",
+        extensions.ISOLATION_LEVEL_REPEATABLE_READ: "REPEATABLE READ",
+        extensions.ISOLATION_LEVEL_SERIALIZABLE: "SERIALIZABLE",
+    }
+    sees_texts = False
 
-def has_ended(connection: Any) -> bool:
-    """See :class:`.port.Driver`."""
-    return bool(connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE)
+    def status(self) -> int:
+        """See :class:`RawConnection`."""
+        return self.driver.get_transaction_status()  # type: ignore[no-any-return]
 
+    def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
+        """See :class:`RawConnection`. Only the last statement's rows are to be had."""
+        cursor = extensions.cursor(self.driver)
+        message = cursor.mogrify(text, values) if text else b""
+        if first:
+            encoding = extensions.encodings.get(self.driver.encoding, "utf-8")
+            message = ";".join([*first, ""]).encode(encoding) + message
+        cursor.execute(message)
+        return Answer(cursor.rowcount, cursor.fetchall if cursor.description else list)
 
-def is_failed(connection: Any) -> bool:
-    """See :class:`.port.Driver`."""
-    return bool(connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR)
+    def switch(self) -> None:
+        """See :class:`RawConnection`."""
+        self.driver.autocommit = True
 
+    def show(self) -> None:
+        """See :class:`RawConnection`.
 
-def take(connection: Any) -> Any:
-    """See :class:`.port.Driver`."""
-    connection.autocommit = True
+        In autocommit mode psycopg2 refuses named cursors and large objects. In a transaction of two
+        phases, which it begins by a BEGIN that changes nothing, it refuses ``commit()`` and
+        ``rollback()``.
+        """
+        if self.driver.autocommit:
+            self.is_shown, self.driver.autocommit = True, False
+            self.driver.tpc_begin(self.driver.xid(0, "flask-idempotency", ""))
 
+    def undo(self) -> None:
+        """See :class:`RawConnection`."""
+        if self.is_shown:  # refused if the transaction was ended by what psycopg2 does not refuse
+            self.driver.tpc_rollback()
+        elif self.continues:
+            self.driver.rollback()
+        elif self.status() != IDLE:
+            self.send("ROLLBACK")
 
-def give_back(connection: Any, found: Any) -> None:  # noqa: ARG001
-    """See :class:`.port.Driver`."""
-    if connection.status != extensions.STATUS_READY:
-        connection.tpc_rollback()
-    elif connection in _shown:  # and ended by what psycopg2 does not refuse
-        raise psycopg2.InterfaceError("the connection is not as it was")
-    _shown.discard(connection)
-    connection.autocommit = False
-
-
-_shown: WeakSet[Any] = WeakSet()
-"""Those that psycopg2 was shown a transaction on."""
-
-
-def show(connection: Any) -> None:
-    """See :class:`.port.Driver`.
-
-    In autocommit mode psycopg2 refuses named cursors and large objects. In a transaction of two phases,
-    which it begins by a BEGIN that changes nothing, it refuses ``commit()`` and ``rollback()``.
-    """
-    if connection.autocommit:
-        _shown.add(connection)
-        connection.autocommit = False
-        connection.tpc_begin(connection.xid(0, "flask-idempotency", ""))
-
-
-def send(
-    connection: Any,
-    text: str,
-    values: Values | None = None,
-    first: Sequence[str] = (),
-    *,
-    inside: bool = False,  # noqa: ARG001
-    prepared: bool = False,  # noqa: ARG001
-) -> _Cursor:
-    """See :class:`.port.Driver`."""
-    cursor = _Cursor(connection)
-    message = cursor.mogrify(text, values) if text else b""
-    if first:
-        encoding = extensions.encodings.get(connection.encoding, "utf-8")
-        message = ";".join([*first, ""]).encode(encoding) + message
-    cursor.execute(message)
-    return cursor
-
-
-class _Cursor(extensions.cursor):
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        """See :class:`.port.Answer`. Only the last statement's rows are to be had."""
-        return super().fetchall() if self.description else []
+    def put_right(self) -> None:
+        """See :class:`RawConnection`."""
+        super().put_right()
+        if self.driver.autocommit:
+            self.driver.autocommit = False

@@ -7,19 +7,26 @@ right, also after an exit that struck between two lines.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, cast
 
-from sqlalchemy import Connection, Dialect, Engine, exc
+from sqlalchemy import Dialect, Engine, exc
 
 from flask_idempotency.core.errors import AUTOCOMMIT, NotAtomic
-from flask_idempotency.core.process import this_process
 
-from . import driver_of
-from .port import Answer, Values, innermost
+Values = Mapping[str, Any]
+
+IDLE, OPEN, FAILED = 0, 2, 3
+"""States of a connection, by libpq's numbers: in no transaction, in one, in one that has failed."""
+
+NAMES = ("psycopg2", "psycopg")
+"""SQLAlchemy's names of the drivers that there is a file for. The others share one."""
 
 taken: dict[Any, RawConnection] = {}
 """By the driver's connection, those with a message or a transaction of ours. None keeps its pool's."""
@@ -42,55 +49,119 @@ def let_go() -> None:
     taken.clear()
 
 
-class RawConnection:
-    """A driver's connection. Whoever makes one ends it by :meth:`put_right` or :meth:`leave`.
+def innermost(connection: Any) -> Any:
+    """The driver's own connection, without what an agent for tracing has put around it.
 
-    ``continues``: a transaction is open on it, begun by the driver, which is also to end it.
-    ``operation`` refers to the operation's transaction that is open on it, if there is one.
+    Agents follow wrapt: what a proxy is around is its ``__wrapped__``.
+    """
+    while (inner := getattr(connection, "__wrapped__", None)) is not None:
+        connection = inner
+    return connection
+
+
+@cache
+def _class(name: str) -> type[RawConnection]:
+    return cast("type[RawConnection]", importlib.import_module(f".{name}", __package__).Connection)
+
+
+def class_of(dialect: Dialect) -> type[RawConnection]:
+    """The class for a dialect's driver. Raises ``ModuleNotFoundError`` if that is not installed."""
+    if dialect.name == "sqlite":
+        return _class("sqlite")
+    return _class(dialect.driver if dialect.driver in NAMES else "any")
+
+
+def raw_of(pooled: Any, dialect: Dialect) -> RawConnection:
+    """What is under a pool's connection. Nothing is done to it yet."""
+    return class_of(dialect)(innermost(pooled.dbapi_connection), dialect)
+
+
+@dataclass
+class Answer:
+    """What a message answered, with DB-API's names.
+
+    ``rowcount``: how many rows its last statement changed or returned. ``fetchall`` returns the rows of
+    the last statement that returned some.
     """
 
-    operation: Callable[[], Any] = bool
-    is_unsure: bool  # something was sent that may have ended what is prepared
-    _found: Any = None
-    _hide: Callable[[bool], object] | None = None
+    rowcount: int
+    fetchall: Callable[[], list[tuple[Any, ...]]]
 
-    def __init__(self, driver: Any, dialect: Dialect, *, continues: bool = False) -> None:
-        self.driver, self.port, self.continues = driver, driver_of(dialect), continues
-        self.pid, self.is_unsure = this_process(), continues
+
+class RawConnection:
+    """A driver's connection. Whoever takes it ends that by :meth:`put_right` or :meth:`leave`.
+
+    A subclass says what its driver does: at least :meth:`status` and :meth:`send`. ``operation`` refers
+    to the operation's transaction that is open on it, if there is one.
+    """
+
+    levels: ClassVar[Mapping[Any, str]] = {}
+    """What a connection's ``isolation_level`` stands for, as after BEGIN; empty for none."""
+
+    sees_texts = True
+    """Whether the driver notices that a text has ended a transaction that it began itself."""
+
+    operation: Callable[[], Any] = bool
+    continues = False  # the transaction on it was begun by the driver, which is also to end it
+    is_unsure = False  # something was sent that may have ended what is prepared
+    is_shown = False
+
+    def __init__(self, driver: Any, dialect: Dialect) -> None:
+        self.driver = driver
         self.Error: type[Exception] = dialect.loaded_dbapi.Error
-        if getattr(driver, "autocommit", False) is True:
+
+    def take(self, *, continues: bool = False) -> None:
+        """Send on it from now on: in a transaction that is open, or in transactions of ours."""
+        if getattr(self.driver, "autocommit", False) is True:
             raise NotAtomic(AUTOCOMMIT)
-        taken[driver] = self  # what undoes is there before what is done
+        self.continues = self.is_unsure = continues
+        taken[self.driver] = self  # what undoes is there before what is done
         if not continues:
-            self._found = self.port.take(driver)
+            self.switch()
 
     @property
     def level(self) -> str:
         """The words behind BEGIN that isolate a transaction as the engine's connections are."""
-        level = self.port.LEVELS.get(getattr(self.driver, "isolation_level", None), "")
+        level = self.levels.get(getattr(self.driver, "isolation_level", None), "")
         words = f"ISOLATION LEVEL {level}" if level else ""
         is_deferrable = getattr(self.driver, "deferrable", None) is True
         return f"{words} DEFERRABLE".strip() if is_deferrable else words
 
+    def status(self) -> int:
+        """Return the state the connection is in on the server, as far as the driver knows."""
+        raise NotImplementedError
+
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
-        """See :meth:`.port.Driver.send`."""
-        is_inside = self.continues or bool(self.operation())
-        return self.port.send(
-            self.driver, text, values, first, inside=is_inside, prepared=not self.is_unsure
-        )
+        """Send statements of our own, in one message if the driver can: ``first``, then a text of some.
+
+        In the text, ``%(name)s`` stands for a value, and ``%%`` for a per cent sign if there are
+        values. Outside of a transaction the message is one.
+        """
+        raise NotImplementedError
+
+    def switch(self) -> None:
+        """Let us send BEGIN and COMMIT ourselves, on a connection without a transaction."""
+
+    def show(self) -> None:
+        """Let the driver see that a transaction is open, and refuse to end it, if it can do that."""
 
     def commit(self, text: str, values: Values, first: Sequence[str]) -> None:
         """Send a message and commit, in one round trip if the driver notices that."""
-        if self.continues and not self.port.SEES_TEXTS:
+        if self.continues and not self.sees_texts:
             self.send(text, values, first)
             self.driver.commit()
         else:
             self.send(f"{text};\nCOMMIT", values, first)
 
-    def roll_back(self) -> None:
-        """Roll back what was continued: from now on BEGIN and COMMIT are ours."""
+    def undo(self) -> None:
+        """Roll back what is open, and undo :meth:`show`."""
         self.driver.rollback()
-        self.continues, self._found = False, self.port.take(self.driver)
+
+    def begin_again(self) -> None:
+        """Roll back what was continued: from now on BEGIN and COMMIT are ours."""
+        self.undo()
+        self.continues = False
+        self.switch()
 
     def is_lost(self) -> bool:
         """Return True if the connection is gone."""
@@ -100,25 +171,8 @@ class RawConnection:
         """Return True until it is given back, in the process that took it."""
         return taken.get(self.driver) is self
 
-    @property
-    def is_shown(self) -> bool:
-        """True between :meth:`show` and :meth:`hide`, where the driver needs that."""
-        return self._hide is not None
-
-    def show(self) -> None:
-        """See :meth:`.port.Driver.show`."""
-        if self._hide is None:
-            self._hide = self.port.show(self.driver)
-
-    def hide(self, *, failed: bool = False) -> bool:
-        """Undo :meth:`show`, before a savepoint ends that is around. Return True if it was shown."""
-        hide, self._hide = self._hide, None
-        if hide is not None:
-            hide(failed)
-        return hide is not None
-
     def leave(self) -> None:
-        """Leave a transaction that was to be continued to whoever has begun it."""
+        """Leave the connection to whoever goes on with it."""
         taken.pop(self.driver, None)
 
     def put_right(self) -> None:
@@ -126,15 +180,8 @@ class RawConnection:
 
         Raises the driver's errors: then the connection is not to be used again.
         """
-        if self._hide is not None:
-            self.hide(failed=True)
-        if self.continues or (self.port.SEES_TEXTS and not self.port.is_idle(self.driver)):
-            self.driver.rollback()  # which also forgets what the driver has prepared
-        if not self.continues:
-            if not self.port.is_idle(self.driver):
-                self.send("ROLLBACK")
-            self.port.give_back(self.driver, self._found)
-        taken.pop(self.driver, None)
+        self.undo()
+        self.leave()
 
 
 @contextmanager
@@ -143,52 +190,31 @@ def borrowed(engine: Engine) -> Iterator[RawConnection]:
 
     Raises the driver's and SQLAlchemy's errors.
     """
-    pooled: Any = engine.raw_connection()
+    pooled, raw = engine.raw_connection(), None
     try:
-        driver = innermost(pooled.dbapi_connection)
-        if not driver_of(engine.dialect).is_idle(driver):  # a listener has set something
-            driver.commit()
-        yield RawConnection(driver, engine.dialect)
+        raw = raw_of(pooled, engine.dialect)
+        if raw.status() != IDLE:  # a listener has set something
+            raw.driver.commit()
+        raw.take()
+        yield raw
     finally:
-        give_back_pooled(pooled)
+        give_back(pooled, raw)
 
 
-def give_back_pooled(pooled: Any) -> None:
-    """Give back what came from a pool, as it was found; it is thrown away if that fails."""
-    if pooled.dbapi_connection is None:
-        return
-    raw = taken.get(innermost(pooled.dbapi_connection))
-    try:
-        if raw is not None:
-            if raw.pid != this_process():  # which goes on with it
-                pooled.detach()
-                return
-            raw.put_right()
-    except BaseException as error:
-        pooled.invalidate(error)
-        if not isinstance(error, raw.Error):  # type: ignore[union-attr]
-            raise
-    else:
-        pooled.close()
-    finally:
-        if raw is not None:
-            raw.leave()
+def give_back(held: Any, raw: RawConnection | None) -> None:
+    """Give back a connection, SQLAlchemy's or its pool's, as it was found.
 
-
-def give_back(connection: Connection) -> None:
-    """The same with a connection of SQLAlchemy's, which it closes."""
-    if not (connection.closed or connection.invalidated):
-        raw = taken.get(innermost(connection.connection.dbapi_connection))
+    It is thrown away if that fails.
+    """
+    if raw is not None and raw.is_taken():
+        raw.operation = bool
         try:
-            if raw is not None:
-                raw.operation = bool
-                raw.put_right()
+            raw.put_right()
         except BaseException as error:
-            connection.invalidate(error)
-            if not isinstance(error, raw.Error):  # type: ignore[union-attr]
+            held.invalidate(error)
+            if not isinstance(error, raw.Error):
                 raise
         finally:
-            if raw is not None:
-                raw.leave()
+            raw.leave()
     with suppress(exc.SQLAlchemyError):
-        connection.close()
+        held.close()

@@ -9,55 +9,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .any import Rows, statements
-from .port import Values
+from sqlalchemy import Dialect
 
-SEES_TEXTS = True
-LEVELS: dict[Any, str] = {}
-
-
-def is_idle(connection: Any) -> bool:
-    """See :class:`.port.Driver`."""
-    return not connection.in_transaction
+from .any import statements
+from .raw_connection import IDLE, OPEN, Answer, RawConnection, Values
 
 
-has_ended = is_idle
+class Connection(RawConnection):
+    """See :class:`RawConnection`."""
 
+    def __init__(self, driver: Any, dialect: Dialect) -> None:
+        super().__init__(driver, dialect)
+        self._found = driver.isolation_level
 
-def is_failed(connection: Any) -> bool:  # noqa: ARG001
-    """See :class:`.port.Driver`: the server says so when it is asked."""
-    return False
+    def status(self) -> int:
+        """See :class:`RawConnection`."""
+        return OPEN if self.driver.in_transaction else IDLE
 
+    def switch(self) -> None:
+        """See :class:`RawConnection`."""
+        self.driver.isolation_level = None
 
-def take(connection: Any) -> Any:
-    """See :class:`.port.Driver`."""
-    found, connection.isolation_level = connection.isolation_level, None
-    return found
+    def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
+        """See :class:`RawConnection`. Values are named ``:name``."""
+        cursor = self.driver.cursor()
+        for sql in [*first, *(sql for sql, _ in statements(text))]:
+            cursor.execute(sql, values or {})
+        return Answer(cursor.rowcount, cursor.fetchall)
 
-
-def give_back(connection: Any, found: Any) -> None:
-    """See :class:`.port.Driver`."""
-    connection.isolation_level = found
-
-
-def show(connection: Any) -> None:
-    """See :class:`.port.Driver`: whatever is sent on it, only we may end the transaction."""
-
-
-def send(
-    connection: Any,
-    text: str,
-    values: Values | None = None,
-    first: Sequence[str] = (),
-    *,
-    inside: bool = False,  # noqa: ARG001
-    prepared: bool = False,  # noqa: ARG001
-) -> Rows:
-    """See :class:`.port.Driver`. Values are named ``:name``."""
-    answer = Rows()
-    for statement in [*first, *statements(text)]:
-        cursor = connection.execute(statement, values or {})
-        answer.rowcount = cursor.rowcount
-        if cursor.description:
-            answer.rows = cursor.fetchall()
-    return answer
+    def put_right(self) -> None:
+        """See :class:`RawConnection`."""
+        super().put_right()
+        self.driver.isolation_level = self._found

@@ -29,8 +29,9 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.drivers.port import innermost as innermost_of
-from flask_idempotency.drivers.raw_connection import RawConnection, give_back, taken
+from flask_idempotency.drivers.raw_connection import FAILED as HAS_FAILED
+from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, taken
+from flask_idempotency.drivers.raw_connection import innermost as innermost_of
 
 from . import guard, settings
 from .undone import watched
@@ -291,13 +292,13 @@ class OperationTransaction:
             self._put_options_back()
 
     def _undo(self, done: _Savepoint) -> None:
-        if self.raw.is_shown:
-            self.raw.hide(failed=self.is_failed())
         if done.sql == FIRST and self.again is not None:
             self._waiting = []
             again, self.again, self._had_written = self.again, None, False
             again()()
             self._first = FIRST
+            if self._is_shown:
+                self.raw.show()
             return
         self._waiting = [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
         if not self.leaving:
@@ -352,7 +353,7 @@ class OperationTransaction:
 
     def _ended_past_us(self) -> str | None:
         """Return why nothing more may be sent: outside a transaction, it would commit by itself."""
-        return NOT_OURS if self.raw.port.has_ended(self.raw.driver) else None
+        return NOT_OURS if self.raw.status() == IDLE else None
 
     def _leave_first(self) -> None:
         """What comes next is part of no unit."""
@@ -451,7 +452,7 @@ class OperationTransaction:
 
     def is_failed(self) -> bool:
         """Return True if a statement has failed and nobody has rolled back, as far as one can tell."""
-        return self.raw.port.is_failed(self.raw.driver)
+        return self.raw.status() == HAS_FAILED
 
     def is_lost(self) -> bool:
         """Return True if the connection is gone."""
@@ -492,8 +493,6 @@ class OperationTransaction:
         if root is None or not root.is_active:
             raise NotAtomic(NOT_OURS)
         with self.lock:
-            if self.raw.is_shown:
-                self.raw.hide()
             self.running = None  # what a listener for the commit writes is part of it
             self._last = lambda: self.raw.commit(text, values, self._waiting)
             try:
@@ -507,7 +506,7 @@ class OperationTransaction:
             return
         with self.lock:
             self.leave()
-            give_back(self.connection)
+            give_back(self.connection, self.raw)
 
     def __del__(self) -> None:
         # An exit may strike before anybody can end it, and a connection in a transaction is a cycle.

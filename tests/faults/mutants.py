@@ -18,8 +18,7 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.drivers.port import innermost
-from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.session import transaction_scope
 from flask_idempotency.session.joining import JoiningSession
 from flask_idempotency.session.transaction import FIRST
@@ -64,7 +63,8 @@ def no_row_lock(_app: Flask) -> None:
 def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     """A transaction that holds nothing."""
     engine, pooled = messages.engine, messages.engine.raw_connection()
-    raw = RawConnection(innermost(pooled.dbapi_connection), engine.dialect)
+    raw = raw_of(pooled, engine.dialect)
+    raw.take()
     ((xid,),) = raw.send(f"BEGIN; SAVEPOINT {FIRST}; SELECT txid_current()").fetchall()
     row = "read committed", [claim.owner, "1", str(xid), "false", "on"]
     return PostgresHold(messages, claim, Connection(engine, pooled), raw, row)  # type: ignore[arg-type]

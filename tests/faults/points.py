@@ -19,7 +19,7 @@ from flask import Flask, got_request_exception, request
 
 from flask_idempotency import store_failed
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.raw_connection import RawConnection, class_of
 from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.signals import Event
 from tests.faults.history import Journal
@@ -94,7 +94,8 @@ def install_in_stores(state: AppState) -> None:
     store_failed.connect(_note_miss, state.app, weak=False)
     lock.acquire = _after_acquire(lock.acquire)
     lock.finish = _after_finish(lock.finish)
-    send, commit = RawConnection.send, RawConnection.commit
+    (wires,) = {class_of(engine.dialect) for engine in state.engines.values()}
+    send, commit = wires.send, wires.commit
 
     def in_pieces(
         self: RawConnection,
@@ -117,8 +118,8 @@ def install_in_stores(state: AppState) -> None:
         commit(self, text, values, first)
         point("commit")
 
-    RawConnection.send = in_pieces  # type: ignore[method-assign]
-    RawConnection.commit = commit_in_pieces  # type: ignore[method-assign]
+    wires.send = in_pieces  # type: ignore[method-assign]
+    wires.commit = commit_in_pieces  # type: ignore[method-assign]
 
 
 def _note_miss(_sender: Flask, event: Event) -> None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from flask_idempotency import current_operation
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.raw_connection import class_of
 from tests.integration.views import protect
 
 SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)
@@ -80,7 +80,8 @@ def test_looking_and_claiming_take_one_connection(world, records):
 
 @pytest.mark.parametrize("lost_after", ["LOOK", "CLAIM"])
 def test_a_claim_whose_connection_breaks_after_the_look_is_ours(records, monkeypatch, lost_after):
-    send, sent = RawConnection.send, []
+    wires, sent = class_of(records.messages.engine.dialect), []
+    send = wires.send
 
     def lose(wire, sql, values=None, first=()):
         if "insert into" in str(sql).lower():
@@ -91,7 +92,7 @@ def test_a_claim_whose_connection_breaks_after_the_look_is_ours(records, monkeyp
                 wire.driver.close()
         return send(wire, sql, values, first)
 
-    monkeypatch.setattr(RawConnection, "send", lose)
+    monkeypatch.setattr(wires, "send", lose)
     hold = records.look_or_claim(FIRST)
     assert (hold.attempt, len(sent)) == (1, 2)
     hold.complete(StoredResponse(201, (), b""))

@@ -20,9 +20,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
-from flask_idempotency.drivers import driver_of
-from flask_idempotency.drivers.port import innermost
-from flask_idempotency.drivers.raw_connection import RawConnection, give_back_pooled
+from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of
 from flask_idempotency.session.transaction import ABORTED, FAILED, OperationTransaction
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
@@ -109,25 +107,24 @@ class PostgresHold:
         values = {**claim_values(claim), **more}
 
         def use(connected: Callable[[], object]) -> Any:
-            engine, found = messages.engine, None
-            pooled: Any = engine.raw_connection()
-            connection: Connection | None = None
+            engine, found, raw = messages.engine, None, None
+            held: Any = engine.raw_connection()
             try:
                 connected()
-                driver = innermost(pooled.dbapi_connection)
-                if not driver_of(engine.dialect).is_idle(driver):
-                    connection = Connection(engine, pooled)
-                    connection.begin()
-                    found = cls.inside(messages, claim, connection, first, lock, **more)
+                raw = raw_of(held, engine.dialect)
+                if raw.status() != IDLE:
+                    held = Connection(engine, held)
+                    held.begin()
+                    found = cls.inside(messages, claim, held, first, lock, **more)
                     return found
-                raw = RawConnection(driver, engine.dialect)
+                raw.take()
                 if look is not None and (record := look(raw)) is not None:
                     return record
                 text = f"{first}BEGIN {{begin}};\n{lock}"
                 row = _read(raw.send(messages.prepared(text, raw.level), values))
                 if row[1][0] == claim.owner:
-                    connection = Connection(engine, pooled)
-                    found = cls(messages, claim, connection, raw, row, values)
+                    held = Connection(engine, held)
+                    found = cls(messages, claim, held, raw, row, values)
                 return found
             except messages.Error as error:
                 if sqlstate(error) not in NOT_OURS:
@@ -135,7 +132,7 @@ class PostgresHold:
                 return None
             finally:
                 if found is None:
-                    give_back_pooled(pooled)
+                    give_back(held, raw)
 
         return messages.twice(use)
 
@@ -157,8 +154,8 @@ class PostgresHold:
         values, row, found = {**claim_values(claim), **more}, None, None
         if first:
             messages.own.change(first, values)
-        driver = innermost(connection.connection.dbapi_connection)
-        raw = RawConnection(driver, connection.dialect, continues=True)
+        raw = raw_of(connection.connection, connection.dialect)
+        raw.take(continues=True)
         try:
             row = _read(raw.send(messages.prepared(statements.INSIDE[lock]), values))
             if row[1][0] == claim.owner:
@@ -185,7 +182,7 @@ class PostgresHold:
         """Roll back what was before the view, too; begin again, and lock the row."""
         raw = self.transaction.raw
         text = self._messages.prepared(f"BEGIN {{begin}};\n{statements.LOCK}", raw.level)
-        raw.roll_back()
+        raw.begin_again()
         _, held = _read(raw.send(text, self._values))
         if held[0] != self._claim.owner:
             self.transaction.broken = RequestInProgress(retry_after=1)

@@ -14,10 +14,8 @@ from sqlalchemy import Connection
 
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import claim_values
-from flask_idempotency.drivers import driver_of
 from flask_idempotency.drivers.any import statements as parts_of
-from flask_idempotency.drivers.port import innermost
-from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.session.transaction import OperationTransaction
 
 from .failures import record_error
@@ -40,7 +38,7 @@ class MessagesInTest(Messages):
     def __init__(self, usual: Messages, connection: Connection) -> None:
         super().__init__(usual.engine, usual.table, usual.steps)
         self._own, self._usual, self._connection = self, usual, connection
-        self._port, self._lock = driver_of(connection.dialect), RLock()
+        self._lock = RLock()
 
     def facts(self) -> Any:
         """Those of the application's database."""
@@ -48,18 +46,19 @@ class MessagesInTest(Messages):
 
     def send(self, template: str, values: Any = None) -> tuple[list[tuple[Any, ...]], int]:
         """See :class:`Messages`."""
-        driver = innermost(self._connection.connection.driver_connection)
+        raw = raw_of(self._connection.connection, self._connection.dialect)
+        raw.continues = raw.is_unsure = True  # beside whoever has taken it
         text = ";\n".join(
-            part for part in parts_of(self.prepared(template)) if not part.startswith(_OURS)
+            part for part, _ in parts_of(self.prepared(template)) if not part.startswith(_OURS)
         )
         with self._lock:
-            self._port.send(driver, "SAVEPOINT idempotency_message", inside=True)
+            raw.send("SAVEPOINT idempotency_message")
             try:
-                answer = self._port.send(driver, text, values, inside=True)
+                answer = raw.send(text, values)
                 rows, count = answer.fetchall(), answer.rowcount
-                self._port.send(driver, "RELEASE idempotency_message", inside=True)
+                raw.send("RELEASE idempotency_message")
             except self.Error as error:
-                self._port.send(driver, "ROLLBACK TO idempotency_message", inside=True)
+                raw.send("ROLLBACK TO idempotency_message")
                 raise record_error(error, self.table.fullname, self.Error) from error
         return rows, count
 
@@ -73,8 +72,8 @@ class HoldInTest(PostgresHold):
         self._messages, self._claim, self.attempt = messages, claim, attempt
         self._began, self._open, self._is_done = 0.0, True, False
         self._values = {**claim_values(claim), "xid": xid, "synchronous_commit": "on"}
-        driver = innermost(connection.connection.dbapi_connection)
-        raw = RawConnection(driver, connection.dialect, continues=True)
+        raw = raw_of(connection.connection, connection.dialect)
+        raw.take(continues=True)
         raw.send(f"SAVEPOINT {_SAVEPOINT}")
         self.transaction = OperationTransaction(
             connection, raw, deferred=messages.facts().deferred, first=None

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, exc
 
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.drivers.port import Values
-from flask_idempotency.drivers.raw_connection import RawConnection, give_back
+from flask_idempotency.drivers import sqlite
+from flask_idempotency.drivers.raw_connection import Values, give_back
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 
@@ -25,7 +25,7 @@ HURRY_MILLISECONDS = 50
 _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
 
 
-class SqliteConnection(RawConnection):
+class SqliteConnection(sqlite.Connection):
     """A connection to SQLite whose transaction only we may end, once it is guarded."""
 
     def guard(self) -> None:
@@ -73,9 +73,10 @@ class Writing:
         except exc.SQLAlchemyError as error:
             raise StoreUnavailable from error
         self._patience: int | None = None
+        driver = self.connection.connection.driver_connection
+        self.raw = SqliteConnection(driver, engine.dialect)
         try:
-            driver = self.connection.connection.driver_connection
-            self.raw = SqliteConnection(driver, engine.dialect)
+            self.raw.take()
             self._begin(waits)
         except BaseException as error:
             self.abandon()
@@ -119,6 +120,6 @@ class Writing:
         if self._patience is not None:
             self.raw.driver.execute(f"PRAGMA busy_timeout = {self._patience}")
         if not self._is_sessions:
-            give_back(self.connection)
+            give_back(self.connection, self.raw)
         elif self.raw.is_taken():
             self.raw.put_right()

@@ -14,8 +14,7 @@ import redis
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from flask_idempotency.drivers import driver_of
-from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, class_of
 from flask_idempotency.session.transaction import hook
 from flask_idempotency.stores.postgres import holds
 from flask_idempotency.stores.postgres.store import PostgresRecords
@@ -83,7 +82,7 @@ class Servers:
         self._dirty = False
         options = {"options": "-c search_path=public,pg_catalog"}
         self.engine = sa.create_engine(url, connect_args=options)
-        self._driver = driver_of(self.engine.dialect)
+        self._class = class_of(self.engine.dialect)
         event.listen(self.engine, "checkout", self._taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
@@ -130,7 +129,7 @@ class Servers:
         if actor := Actor.current():
             actor.backend = None
         if driver is not None and not driver.closed:
-            idle = self._driver.is_idle(driver)
+            idle = self._class(driver, self.engine.dialect).status() == IDLE
             self._dirty |= not idle or self._left_on(driver) != record.info["as taken"]
 
     def _left_on(self, driver: Any) -> list[Any]:
@@ -149,7 +148,7 @@ class Servers:
     @contextmanager
     def stepped(self) -> Iterator[None]:
         """Cut the package's messages into steps, and give it the clock of the test."""
-        send = RawConnection.send
+        send = self._class.send
 
         def step_by_step(wire: RawConnection, sql: str, values: Any = None, first: Any = ()) -> Any:
             actor = Actor.current()
@@ -165,7 +164,7 @@ class Servers:
                 raise
 
         with (
-            patch.object(RawConnection, "send", step_by_step),
+            patch.object(self._class, "send", step_by_step),
             patch.object(holds, "time", Clock),
             patch.object(lock, "send_script", send_in_a_step),
         ):
@@ -199,7 +198,7 @@ class Servers:
             found = kind is Kind.CHANGE and _found_rows(name, answers[-1])
             actor.acted = kind is Kind.COMMIT or found
             actor.claimed |= actor.acted and name in ("insert", "update")
-            actor.holds = not wire.port.is_idle(wire.driver) and (actor.holds or actor.acted)
+            actor.holds = wire.status() != IDLE and (actor.holds or actor.acted)
             if how == ANSWER_LOST:
                 self.terminate(wire.driver.info.backend_pid)
                 send(wire, "SELECT 1")
@@ -228,9 +227,9 @@ def _found_rows(name: str, answer: Any) -> bool:
     """Whether a part of a message has changed or locked any."""
     if name != "lock":
         return answer.rowcount > 0  # type: ignore[no-any-return]
-    ((held,),) = answer.fetchall()  # the level of isolation, and what was locked
-    if hasattr(answer, "scroll"):
-        answer.scroll(0, "absolute")
+    rows = answer.fetchall()
+    answer.fetchall = lambda: rows  # psycopg2 tells but once
+    ((held,),) = rows  # the level of isolation, and what was locked
     return not held.endswith("/")
 
 
