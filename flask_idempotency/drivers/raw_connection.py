@@ -22,7 +22,7 @@ from flask_idempotency.core.errors import AUTOCOMMIT, NotAtomic
 
 Values = Mapping[str, Any]
 
-IDLE, OPEN, FAILED = 0, 2, 3
+IDLE, OPEN, IN_ERROR = 0, 2, 3
 """States of a connection, by libpq's numbers: in no transaction, in one, in one that has failed."""
 
 NAMES = ("psycopg2", "psycopg")

@@ -29,8 +29,7 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.drivers.raw_connection import FAILED as HAS_FAILED
-from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, taken
+from flask_idempotency.drivers.raw_connection import IDLE, IN_ERROR, RawConnection, give_back, taken
 from flask_idempotency.drivers.raw_connection import innermost as innermost_of
 
 from . import guard, settings
@@ -390,11 +389,7 @@ class OperationTransaction:
 
     def _send(self, first: list[str], text: str = "", *, may_fail: bool = False) -> Any:
         try:
-            was_shown = first and self.raw.is_shown and not self.is_failed() and self.raw.hide()
-            answer = self.raw.send(text, None, first)
-            if was_shown:
-                self.raw.show()
-            return answer
+            return self.raw.send(text, None, first)
         except self.raw.Error as error:
             self._error = error
             # In a failed transaction all waits for the view's rollback; on a lost connection nothing
@@ -452,7 +447,7 @@ class OperationTransaction:
 
     def is_failed(self) -> bool:
         """Return True if a statement has failed and nobody has rolled back, as far as one can tell."""
-        return self.raw.status() == HAS_FAILED
+        return self.raw.status() == IN_ERROR
 
     def is_lost(self) -> bool:
         """Return True if the connection is gone."""

@@ -146,9 +146,9 @@ def test_a_response_just_small_enough_is_stored(make_world, assert_replayed):
 
 @EACH
 @BOTH
-@pytest.mark.parametrize("begun", ["", "; SAVEPOINT idempotency_first; SAVEPOINT _pg3_1"])
+@pytest.mark.parametrize("begun", ["", "; SAVEPOINT idempotency_first"])
 def test_an_attempt_that_was_taken_over_commits_nothing(
-    make_world, probing_at_once, background, assert_problem, driver, begun, caplog
+    make_world, probing_at_once, background, assert_problem, begun
 ):
     """Only a view that ends the transaction behind our back can be overtaken while it runs.
 
@@ -169,12 +169,7 @@ def test_an_attempt_that_was_taken_over_commits_nothing(
         world.db.session.commit()
         return {"attempt": attempt}, 201
 
-    overtaken = post(world)
-    if driver == "psycopg" and not begun:  # it misses its savepoint while the view runs
-        assert overtaken.status_code == 500
-        assert "a savepoint of the operation could not be set or ended" in caplog.text
-    else:
-        assert_problem(overtaken, 409, "request-in-progress", retry=True)
+    assert_problem(post(world), 409, "request-in-progress", retry=True)
     assert later[0].json == {"attempt": 2}
     assert post(world).json == {"attempt": 2}
     assert world.sql("select amount from payment") == [(2,)]
