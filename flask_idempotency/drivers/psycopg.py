@@ -30,9 +30,15 @@ _NOT_AS_PREPARED = {"26000", "0A000"}
 
 _SHOWN = "idempotency_shown"
 
-_prepared: WeakKeyDictionary[Any, dict[str, bytes]] = WeakKeyDictionary()
-"""The names of what is prepared on each connection. No name is given twice, by any process: what is
-believed to be gone may be there still."""
+_Given = dict[str, tuple[Any, pq.Format]]
+"""Values by their names, as libpq takes them, each with its format."""
+
+_Known = dict[str, bytes]
+"""The names of what is prepared on a connection, by its SQL. None is given twice, by any process: what
+is believed to be gone may be there still."""
+
+_prepared: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+"""What is prepared on each connection."""
 
 _Statement = tuple[str, tuple[str, ...] | None]
 """One of a message, and the names of its values; None for one that comes but once."""
@@ -102,12 +108,7 @@ class Connection(RawConnection):
             partial(_rows, transformer, rows) if rows else list,
         )
 
-    def _exchange(
-        self,
-        message: list[_Statement],
-        given: dict[str, tuple[Any, pq.Format]],
-        known: dict[str, bytes] | None,
-    ) -> list[Any]:
+    def _exchange(self, message: list[_Statement], given: _Given, known: _Known | None) -> list[Any]:
         """Send statements in one round trip; all results. Raises the error of the first that fails.
 
         A message that was interrupted leaves the connection closed: nobody knows what has arrived.
@@ -134,11 +135,7 @@ class Connection(RawConnection):
 
 
 def _queue(
-    pgconn: Any,
-    message: list[_Statement],
-    given: dict[str, tuple[Any, pq.Format]],
-    known: dict[str, bytes] | None,
-    encoding: str,
+    pgconn: Any, message: list[_Statement], given: _Given, known: _Known | None, encoding: str
 ) -> list[str | None]:
     """Give libpq the statements. For each result that comes: what it prepares, or None."""
     new: list[str | None] = []
@@ -168,8 +165,8 @@ def _results(pgconn: Any) -> Generator[Any, Any, list[Any]]:
         results += found
 
 
-def _dumped(transformer: Any, values: Values) -> dict[str, tuple[Any, pq.Format]]:
-    """The values as libpq takes them, each with its format."""
+def _dumped(transformer: Any, values: Values) -> _Given:
+    """What libpq takes of the values."""
     binary, text = adapt.PyFormat.BINARY, adapt.PyFormat.TEXT
     formats = [binary if isinstance(value, bytes) else text for value in values.values()]
     sent = transformer.dump_sequence(list(values.values()), formats)

@@ -66,9 +66,8 @@ def _class(name: str) -> type[RawConnection]:
 
 def class_of(dialect: Dialect) -> type[RawConnection]:
     """The class for a dialect's driver. Raises ``ModuleNotFoundError`` if that is not installed."""
-    if dialect.name == "sqlite":
-        return _class("sqlite")
-    return _class(dialect.driver if dialect.driver in NAMES else "any")
+    name = dialect.driver if dialect.driver in NAMES else "any"
+    return _class("sqlite" if dialect.name == "sqlite" else name)
 
 
 def raw_of(pooled: Any, dialect: Dialect) -> RawConnection:
