@@ -114,17 +114,17 @@ class Connection(RawConnection):
         A message that was interrupted leaves the connection closed: nobody knows what has arrived.
         """
         driver, pgconn = self.driver, self.driver.pgconn
-        with driver.lock:
-            try:
+        try:
+            with driver.lock:  # an exit at the line of a ``try`` in it would keep it
                 pgconn.enter_pipeline_mode()
                 new = _queue(pgconn, message, given, known, driver.info.encoding)
                 pgconn.pipeline_sync()
                 results = driver.wait(_results(pgconn))
                 if pgconn.status == pq.ConnStatus.OK:
                     pgconn.exit_pipeline_mode()
-            except BaseException:
-                driver.close()
-                raise
+        except BaseException:
+            driver.close()
+            raise
         for sql, result in zip(new, results, strict=False):
             if sql and known and result.status not in _OK:
                 known.pop(sql, None)
