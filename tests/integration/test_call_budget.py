@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 750,
-        "first, postgres": 543,
+        "first, hybrid": 741,
+        "first, postgres": 533,
         "replay, hybrid": 465,
         "replay, postgres": 352,
         "duplicate, hybrid": 369,
@@ -37,8 +37,8 @@ CALLS = {
         "unprotected empty view": 39,
     },
     "psycopg": {
-        "first, hybrid": 915,
-        "first, postgres": 753,
+        "first, hybrid": 840,
+        "first, postgres": 677,
         "replay, hybrid": 510,
         "replay, postgres": 397,
         "duplicate, hybrid": 369,
