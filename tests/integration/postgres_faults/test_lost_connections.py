@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
+
 import pytest
 import sqlalchemy as sa
 
 import servers
+from flask_idempotency import current_operation
 from tests.drivers import EACH
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.stores import BOTH
@@ -35,6 +40,21 @@ def test_a_connection_reset_in_the_middle_of_a_statement(
     assert_problem(first.result(), 503, "store-unavailable", retry=True)
     assert world.count() == 0
     expect.retry_runs(world, runs)
+
+
+def test_of_a_lost_connection_nothing_is_kept(make_world, add_view, assert_problem, caplog):
+    caplog.set_level(logging.CRITICAL, "flask_idempotency")  # what is logged keeps the error's frames
+    world, lost = make_world(), []
+    end = sa.text("select pg_terminate_backend(pg_backend_pid())")
+
+    def lose():
+        lost.append(weakref.ref(current_operation.connection.connection.driver_connection))
+        world.db.session.execute(end)
+
+    add_view(world, during=first_time(lose))
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    gc.collect()
+    assert [found() for found in lost] == [None]
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["COMMIT arrived", "COMMIT lost"])
