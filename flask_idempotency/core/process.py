@@ -10,9 +10,9 @@ FORKED = (
 )
 
 INHERITED = (
-    "this process was forked in the view of an operation, and db.session was in the middle of its"
-    " transaction, which is the parent's: use another session in the child, in an application context"
-    " of its own (with app.app_context():) or after db.session.remove()"
+    "this process was forked in the view of an operation, and db.session was in the middle of that,"
+    " which is the parent's: use another session in the child, in an application context of its own"
+    " (with app.app_context():)"
 )
 
 this_process = os.getpid

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
-from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.transaction_scope import Joined
+from flask_idempotency.session.joining import joining_session
+from flask_idempotency.session.operation import OpenTransaction, Operation
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
 from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.signals import Event, store_failed
@@ -103,7 +103,10 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     """Join a session to a claim's transaction. Raises ``IdempotencyError`` if it does not join."""
     subject = "db.session"
     try:
-        Joined(state, Operation(TRIAL, "", None, "", hold.attempt), hold).end()
+        joining_session(state.sessions)
+        with OpenTransaction(state, Operation(TRIAL, "", None, "", hold.attempt), hold):
+            if state.bind_key == state.sessions.usual:  # sessions find other binds by their models
+                state.sessions.current().get_bind(clause=state.table)
     except IdempotencyError:
         raise
     except Exception as error:  # such as that of a get_bind() that asks the request

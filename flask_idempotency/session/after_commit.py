@@ -5,6 +5,7 @@ SQLAlchemy's own event ``after_commit`` comes with each commit of the view, befo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from inspect import iscoroutinefunction
@@ -15,9 +16,10 @@ from sqlalchemy.orm import Session, SessionTransaction
 from flask_idempotency.core.errors import shown
 from flask_idempotency.core.logs import log
 
-from .leftovers import is_settled_outside
+from .leftovers import waits_for_commit
 from .operation import OpenTransaction, running_operation
 from .sources import sessions_here
+from .sqlalchemy_private import begun_by
 
 Call = Callable[[], object]
 
@@ -43,26 +45,19 @@ def after_commit(function: Call, /) -> None:
     """
     if not callable(function) or iscoroutinefunction(function):
         raise TypeError(f"after_commit was given {shown(function)}; allowed: a function, not async def")
-    running = running_operation()
-    note = None if running is None else running.operation.note_after_commit
-    session = _session()
-    if session is None:
-        function() if note is None else note(function)
-        return
-    waiting: _Waiting | None = session.info.get(_WAITING)
-    if waiting is None:
-        waiting = session.info[_WAITING] = _Waiting(session)
-    waiting.add(session, partial(_call, function) if note is None else partial(note, function))
-
-
-def _session() -> Session | None:
-    """The present session, if it has something to commit."""
-    sessions = sessions_here()
+    running, sessions = running_operation(), sessions_here()
+    call = partial(_call, function)
+    if running is not None:
+        call = partial(running.operation.note_after_commit, function)
     session = None if sessions is None else sessions.present()
-    if sessions is None or session is None:
-        return None
     # A savepoint may be rolled back, and what was asked for in it goes with it.
-    return session if session.in_nested_transaction() or not is_settled_outside(sessions) else None
+    if session is not None and (session.in_nested_transaction() or waits_for_commit(session)):
+        waiting = session.info.get(_WAITING)
+        if waiting is None:
+            waiting = session.info[_WAITING] = _Waiting(session)
+        waiting.calls[begun_by(session)[0]].append(call)
+    else:
+        call()
 
 
 def _call(function: Call) -> None:
@@ -84,34 +79,19 @@ def call_all(calls: list[Call], what: str) -> None:
 
 
 class _Waiting:
-    """The calls that wait for the next commit of a session, and the transactions each was asked in."""
+    """The calls that wait for the next commit of a session, by the transaction each was asked in."""
 
     def __init__(self, session: Session) -> None:
-        self.calls: list[tuple[list[SessionTransaction], Call]] = []
-        self._released: SessionTransaction | None
-        self._has_committed, self._released = False, None
-        event.listen(session, "after_commit", self._note)
+        self.calls: defaultdict[SessionTransaction | None, list[Call]] = defaultdict(list)
+        event.listen(session, "after_commit", self._hand_on)
         event.listen(session, "after_transaction_end", self._end)
 
-    def add(self, session: Session, call: Call) -> None:
-        """Let a call wait. It goes with any of the transactions and savepoints that are open now."""
-        around, transaction = [], session.get_nested_transaction() or session.get_transaction()
-        while transaction is not None:
-            around.append(transaction)
-            transaction = transaction.parent
-        self.calls.append((around, call))
-
-    def _note(self, session: Session) -> None:
-        # Here the session cannot send anything yet, and a released savepoint is no commit.
-        self._released = session.get_nested_transaction()
-        self._has_committed = self._released is None
+    def _hand_on(self, session: Session) -> None:
+        """A savepoint was released, or the transaction committed: here nothing can be sent yet."""
+        done = begun_by(session)[0]
+        self.calls[done.parent] += self.calls.pop(done, [])
 
     def _end(self, _session: Session, ended: SessionTransaction) -> None:
-        if ended.nested and ended is not self._released:  # it was rolled back
-            self.calls = [(around, call) for around, call in self.calls if ended not in around]
-        if ended.parent is not None:
-            return
-        calls, self.calls = self.calls, []
-        has_committed, self._has_committed = self._has_committed, False
-        if has_committed:
-            call_all([call for _around, call in calls], "db.session")
+        self.calls.pop(ended, None)  # it was rolled back
+        if ended.parent is None:
+            call_all(self.calls.pop(None, []), "db.session")

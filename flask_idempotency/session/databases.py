@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, QueuePool, Table
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
 
+from .leftovers import holds_changes
 from .sources import Sessions
 
 
@@ -18,8 +19,7 @@ from .sources import Sessions
 class Databases:
     """The databases of an application: its ``sessions``, and the engine that has the records.
 
-    ``bind_key`` is the name of that engine, ``proved`` the class of sessions that are known to join
-    operations.
+    ``bind_key`` is the name of that engine.
     """
 
     app: Flask
@@ -29,7 +29,6 @@ class Databases:
     table: Table
     records: Records
     engines: Mapping[str | None, Engine] = field(init=False)
-    proved: type | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.engines = self.sessions.engines
@@ -43,26 +42,20 @@ class Databases:
                 f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
             ) from None
 
+    def blocks_records(self) -> bool:
+        """Return True if ``db.session`` keeps the records from being written: SQLite has one writer."""
+        return self.records.one_writer and holds_changes(self.sessions.present(), self.database.pool)
 
-def refuse_replaced_engine(databases: Databases) -> None:
-    """Raise ``ConfigurationError`` unless the engine still has the pool that the records use."""
-    engine: Engine | Connection = databases.sessions.engines[databases.bind_key]
-    if isinstance(engine, Connection):
-        raise ConfigurationError(
-            "the engine of the records was replaced by a connection, which the records do not use, so"
-            " nothing would be protected"
-        )
-    if engine.pool is not databases.database.pool:
-        raise ConfigurationError(
-            "db.init_app() was called again after idempotency.init_app(), or the engine was replaced:"
-            f" the records would stay in the first database ({databases.database.url.database}). Make a"
-            " new application for each database, with its URL set before db.init_app()"
-        )
-
-
-def bind_keys_of(engine: Engine, engines: Mapping[str | None, Engine]) -> list[str | None]:
-    """By what keys an application knows ``engine``: one, or none for an engine of somebody else's."""
-    return [key for key, each in engines.items() if each.engine.pool is engine.pool]
+    def refuse_replaced(self) -> None:
+        """Raise ``ConfigurationError`` unless the engine still has the pool that the records use."""
+        bind: Engine | Connection = self.sessions.engines[self.bind_key]
+        if isinstance(bind, Connection) or bind.pool is not self.database.pool:
+            raise ConfigurationError(
+                "the engine was replaced after idempotency.init_app(), by a connection or because"
+                " db.init_app() was called again: the records would stay in the first database"
+                f" ({self.database.url.database}), and nothing would be protected. Make a new"
+                " application for each database, with its URL set before db.init_app()"
+            )
 
 
 def most_connections(engine: Engine) -> int | None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import ref
 
 from flask import g, has_app_context, has_request_context, request
 from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
+from flask_idempotency.core.process import INHERITED
 
-from .databases import bind_keys_of
+from .databases import Databases
+from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo, warn_left
+from .sqlalchemy_private import connections, continue_nested
 from .transaction import OperationTransaction, innermost
 
 T = TypeVar("T")
@@ -30,19 +34,6 @@ def present_request() -> Any:
 def present_context() -> Any:
     """Return what identifies the present application context: its ``flask.g``, or None."""
     return g._get_current_object() if has_app_context() else None  # noqa: SLF001 -- as above
-
-
-class RunsSteps(Protocol):
-    """The steps of an operation that is not atomic. :class:`Operation` documents the verbs."""
-
-    def run(self, name: str, call: Callable[[], T], *, atomic: bool) -> T:
-        """See :meth:`Operation.step`."""
-
-    def extend(self, seconds: float | timedelta) -> None:
-        """See :meth:`Operation.extend`."""
-
-    def after_commit(self) -> list[Callable[[], object]]:
-        """Where to put what is to be called after the commit."""
 
 
 @dataclass
@@ -61,7 +52,7 @@ class Operation:
     key: str = field(repr=False)
     attempt: int
     born: float | None = field(default=None, repr=False, compare=False)
-    steps: RunsSteps | None = field(default=None, init=False, repr=False, compare=False)
+    steps: Any = field(default=None, init=False, repr=False, compare=False)  # where it is not atomic
     after_commit: list[Callable[[], object]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -113,7 +104,7 @@ class Operation:
         function raises.
         """
         steps = self._running_steps("step")
-        return steps.run(name, partial(function, *args, **kwargs), atomic=atomic)
+        return steps.run(name, partial(function, *args, **kwargs), atomic=atomic)  # type: ignore[no-any-return]
 
     def extend(self, seconds: float | timedelta) -> None:
         """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.
@@ -139,7 +130,7 @@ class Operation:
         """The 23 bytes by which the operation's record is found. They reveal nothing about the key."""
         return hash_key(self.namespace, self.name, self.scope, self.key)
 
-    def _running_steps(self, what: str) -> RunsSteps:
+    def _running_steps(self, what: str) -> Any:
         if self.steps is None:
             raise RuntimeError(
                 f"{what}() is for views with @idempotent(atomic=False), while they run; in an atomic"
@@ -148,25 +139,24 @@ class Operation:
         return self.steps
 
 
-@dataclass(eq=False)
 class Running:
     """An operation from its beginning on, in the context in which it was begun and copies of that."""
 
-    operation: Operation
+    is_parents = False  # in a forked child
 
-    def __post_init__(self) -> None:
-        self.is_open = True
+    def __init__(self, operation: Operation) -> None:
+        self.operation, self.is_open = operation, True
         self._request, self._context = present_request(), present_context()
         self.outer = innermost.get()
         innermost.set(self)
 
     def is_here(self) -> bool:
         """Return True if it is the present request's, not that of a view that has sent this request."""
-        return self._request is present_request()
+        return self._request is present_request() and not self.is_parents
 
-    def transaction_of(self, session: Any) -> OpenTransaction | None:  # noqa: ARG002
-        """The transaction that a session is to join: none, its view has its own."""
-        return None
+    def has_joined(self, session: Any) -> bool:  # noqa: ARG002
+        """Return True if a session's work is to be part of it: the view has its own."""
+        return False
 
     def end(self) -> None:
         """End it: what follows is no part of it."""
@@ -175,38 +165,106 @@ class Running:
             innermost.set(self.outer)
 
 
-@dataclass(eq=False)
 class OpenTransaction(Running):
-    """An operation while its transaction is open: what the request's sessions join.
+    """An operation while its transaction is open: what the request's sessions join. A context manager.
 
-    ``engines`` are the application's by bind key, ``other_binds`` those that the view may use besides.
-    ``sessions`` are those that joined, each with its own ``join_transaction_mode``.
+    ``hold`` has the record's row locked in that transaction; ``other_binds`` may be used besides.
+    :meth:`let_go` keeps what was committed; :meth:`end`, and so the end of the context, undoes all of
+    it. Raises ``ConfigurationError`` if a bind is not there.
     """
 
-    transaction: OperationTransaction
-    engines: Mapping[str | None, Engine]
-    other_binds: frozenset[Engine] = frozenset()
-    sessions: dict[Any, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(
+        self,
+        databases: Databases,
+        operation: Operation,
+        hold: Any,
+        other_binds: Sequence[str | None] = (),
+    ) -> None:
+        self._databases, self._hold = databases, hold
+        self.transaction: OperationTransaction = hold.transaction
+        self.other_binds = databases.engines_of(other_binds)
+        self._modes: dict[Any, Any] = {}  # of the sessions that joined, their join_transaction_mode
+        self._left: tuple[int, int, bool] | None = None
+        self._is_settled = False
+        super().__init__(operation)
         self.transaction.running = ref(self)
+        try:
+            self._continue(databases.sessions.present())
+        except BaseException:
+            self.end()
+            raise
 
-    def is_in_context(self) -> bool:
-        """Return True if this is its application context, not another one that the view has pushed."""
-        return self._context is present_context()
+    def _continue(self, session: Session | None) -> None:
+        """Let the session's own transaction, if the operation continues it, go on as the first unit."""
+        connection = self.transaction.connection
+        if session is not None and connection in connections(session).values():
+            self._note(session)
+            options = connection.engine.get_execution_options()
+            self.transaction.begins(session, options, at_once=False)
+            continue_nested(session, connection)
 
-    def transaction_of(self, session: Any) -> OpenTransaction | None:
-        """This, if a session's work is the view's. Asked for each statement.
+    def _note(self, session: Session) -> None:
+        self._modes[session] = session.join_transaction_mode
+        session.join_transaction_mode = "create_savepoint"
+
+    def has_joined(self, session: Any) -> bool:
+        """Return True if a session's work is the view's. Asked for each statement.
 
         So is the work of a request that the view makes to its own application, if the two share their
         application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation ended.
         """
-        if session not in self.sessions and not (self.is_here() or self.is_in_context()):
-            return None
+        if session not in self._modes and not (self.is_here() or self._is_in_context()):
+            return False
+        if self.is_parents:
+            raise NotAtomic(INHERITED)
         if not self.is_open:
             self.refuse_late()
-        return self
+        return True
+
+    def _is_in_context(self) -> bool:
+        """Return True if this is its application context, not another one that the view has pushed."""
+        return self._context is present_context()
+
+    def bind_of(self, session: Session, bind: Engine | Connection, given: Any) -> Engine | Connection:
+        """The operation's connection in place of its engine; another database's engine as it is.
+
+        ``given`` is what the caller has chosen for this statement alone. Raises ``NotAtomic`` if the
+        session would escape the operation.
+        """
+        transaction = self.transaction
+        connection, pool = transaction.connection, transaction.connection.engine.pool
+        if given is not None and isinstance(bind, Connection):  # bind_arguments={"bind": connection}
+            return bind
+        if bind.engine.pool is not pool:
+            if self._is_in_context() and bind.engine not in self.other_binds:
+                self._refuse_other(bind.engine)
+            return bind
+        begun = [each for each in connections(session).values() if each.engine.pool is pool]
+        is_elsewhere = bool(begun) and connection not in begun
+        if is_elsewhere or (isinstance(bind, Connection) and bind is not connection):
+            transaction.refuse(
+                f"a session of the view of {self.operation.name} has a connection of its own, as its"
+                " bind or in a transaction that it was in the middle of, so its writes cannot commit"
+                " together with the record: end that before the view, or use db.session"
+            )
+        if session not in self._modes:
+            self._note(session)
+        if begun:
+            transaction.turn(session)
+        else:
+            options = bind.get_execution_options()
+            transaction.begins(session, options, at_once=bool(session.dispatch.after_begin))
+        return connection
+
+    def _refuse_other(self, engine: Engine) -> NoReturn:
+        keys = [key for key, each in self._databases.engines.items() if each.pool is engine.pool]
+        self.transaction.refuse(
+            f"a session of the view of {self.operation.name} uses another bind, the database"
+            f" {engine.url.database}, which cannot commit together with the record; nothing was"
+            " committed. A get_bind() of your own must return what super().get_bind() returns while"
+            f" current_operation is there. If a lost or doubled write to one of {keys} does no harm,"
+            " name it in @idempotent(other_binds=[...])"
+        )
 
     def refuse_late(self) -> NoReturn:
         """Raise ``NotAtomic`` for work that goes on after the end."""
@@ -215,32 +273,95 @@ class OpenTransaction(Running):
             " running in a thread or task: what it writes now would not be part of it"
         )
 
-    def refuse_other(self, engine: Engine) -> NoReturn:
-        """Raise ``NotAtomic`` for a session that chooses another database."""
-        keys = bind_keys_of(engine, self.engines)
-        allow = (
-            "If a lost or doubled write there does no harm, allow it with"
-            f" @idempotent(other_binds={keys})"
-            if keys
-            else "Let it use db.engine, or for another database an engine of SQLALCHEMY_BINDS"
-        )
-        self.transaction.refuse(
-            f"a session of the view of {self.operation.name} uses another bind, which cannot commit"
-            f" together with the record; nothing was committed. It is the database"
-            f" {engine.url.database}. {allow}"
-        )
+    def __enter__(self) -> OpenTransaction:
+        return self
 
-    def let_sessions_go(self) -> None:
-        """They go their own way from now on."""
-        for session, mode in self.sessions.items():
-            session.join_transaction_mode = mode
-        self.sessions.clear()
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
+    def _sessions(self) -> list[Session]:
+        """Those that joined, and the present one, which may hold changes and not have joined yet."""
+        present = self._databases.sessions.present()
+        return list({**self._modes, **({} if present is None else {present: None})})
 
-def forget_parents() -> None:
-    """In a forked child, forget the operation of its parent, and refuse what would go on in it."""
-    innermost.set(None)
+    def has_leftovers(self) -> bool:
+        """Return True if changes are left that nobody has committed."""
+        return self.transaction.has_written() or any(map(has_unsaved, self._sessions()))
+
+    def commit(self) -> None:
+        """Commit what the function has left uncommitted in ``db.session``."""
+        if self.has_leftovers():
+            self._databases.sessions.current().commit()
+
+    def is_settled(self) -> bool:
+        """Return True if everything is committed: a commit above the view has nothing left to do.
+
+        Then :meth:`let_go` follows at once: it need not ask again. Sends nothing.
+        """
+        transaction, sessions = self.transaction, self._sessions()
+        is_unsaved = any(map(has_unsaved, sessions))
+        self._is_settled = not (
+            is_unsaved or transaction.waits_for_commit() or any(map(is_explicit, sessions))
+        )
+        self._left = transaction.commits, transaction.rollbacks, is_unsaved
+        return self._is_settled
+
+    def is_undone(self) -> bool:
+        """Return True if what was left then has been dropped since."""
+        if self._left is None:
+            return False
+        commits, rollbacks, was_unsaved = self._left
+        is_dropped = was_unsaved and self.transaction.commits == commits and not self.has_leftovers()
+        return is_dropped or self.transaction.rollbacks > rollbacks
+
+    def raise_if_uncommittable(self, error: Exception | None) -> None:
+        """Raise what keeps the work from committing, now that it ended with ``error`` (or None)."""
+        found = self._hold.explain(error)
+        if error is not None and found is error:
+            raise error  # handlers hear of it above, once
+        if found is not None:
+            raise found from error
+
+    def let_go(self, status: int | None = None) -> None:
+        """Undo what was not committed, as without us, and let the sessions go: all the rest commits.
+
+        Raises what makes the work void, and ``NotAtomic`` if something was left uncommitted beside a
+        response of success. Beside a rejection it is undone. ``status`` is the response's, or None for
+        a step.
+        """
+        self.raise_if_uncommittable(None)
+        has_left = not self._is_settled and self.has_leftovers()
+        if has_left and status is not None and status < 400:
+            raise NotAtomic(
+                f"the view of {self.operation.name} responded with {status} and left changes in"
+                f" db.session that nobody committed: {COMMIT_THEM}"
+            )
+        if has_left:
+            warn_left(self.operation.name)
+        self._leave(undo if has_left else end_transactions)
+
+    def end(self) -> None:
+        """Undo all of it, unless the sessions were let go; from now on they go their own way."""
+        if self.is_open:
+            self._leave(undo)
+
+    def _leave(self, how: Callable[[Session], None]) -> None:
+        self.transaction.leaving = True  # the last message, or a ROLLBACK, follows
+        try:
+            for session in self._modes if how is end_transactions else self._sessions():
+                how(session)
+        finally:
+            for session, mode in self._modes.items():
+                session.join_transaction_mode = mode
+            self._modes.clear()
+            super().end()
+
+
+def leave_to_parent() -> None:
+    """In a forked child, leave what runs to the parent: nothing here is part of it."""
+    running = innermost.get()
+    while running is not None:
+        running.is_parents, running = True, running.outer
 
 
 def forget_ended() -> None:
@@ -276,6 +397,5 @@ def running_operation() -> Running | None:
 def outer_transaction() -> OpenTransaction | None:
     """That of the operation whose view makes the present request to its own application, or None."""
     running = innermost.get()
-    if running is None or not running.is_open or not isinstance(running, OpenTransaction):
-        return None
-    return running
+    is_open = isinstance(running, OpenTransaction) and running.is_open and not running.is_parents
+    return running if is_open else None

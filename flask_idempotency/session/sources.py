@@ -25,34 +25,34 @@ class Sessions:
     """An application's sessions, the engines that they work on, and the metadata of its tables.
 
     These are of a ``scoped_session``, which ``holder.session`` is; the others differ in parts.
-    ``factory`` is what makes the sessions, whose class is its own. ``usual`` is the name of the engine
-    that has the records where no setting says otherwise. ``one_metadata`` says whether one ``MetaData``
-    is for all engines; otherwise each has its own. ``in_g``: ``flask.g`` has the sessions.
+    ``usual`` is the name of the engine that has the records where no setting says otherwise.
+    ``in_g``: ``flask.g`` has the sessions.
     """
 
     usual: str | None = None
-    one_metadata = True
     in_g = False
-    factory: sessionmaker[Any]
 
     def __init__(
         self, holder: Any, engines: Mapping[str | None, Engine], metadata: MetaData | None
     ) -> None:
         self._holder, self._engines, self._metadata = holder, engines, metadata
-        self.factory = _factory_of(holder.session)
 
     @property
     def engines(self) -> Mapping[str | None, Engine]:
         """The engines by name."""
         return self._engines
 
-    def is_replaced(self) -> bool:
-        """Return True if something else, such as a test's double, makes the sessions by now."""
-        return getattr(self._holder.session, "session_factory", None) is not self.factory
-
-    def follow(self) -> None:
-        """Go on with what makes the sessions by now."""
-        self.factory = _factory_of(self._holder.session)
+    @property
+    def factory(self) -> sessionmaker[Any]:
+        """What makes the sessions, of its own class. Raises ``ConfigurationError`` if nothing does."""
+        factory = getattr(self._holder.session, "session_factory", None)
+        if not isinstance(factory, sessionmaker):
+            raise ConfigurationError(
+                "the session is not a scoped_session over a sessionmaker, so the writes of a view"
+                " cannot be joined to the operation's transaction; allowed:"
+                " scoped_session(sessionmaker(engine)), or the db of Flask-SQLAlchemy as it makes it"
+            )
+        return factory
 
     def present(self) -> Session | None:
         """The session of the present application context, if it has been used."""
@@ -97,20 +97,16 @@ class Sessions:
 class FlaskSQLAlchemySessions(Sessions):
     """Those of Flask-SQLAlchemy 3: ``db.session``, with a metadata for each bind key."""
 
-    one_metadata = False
-
     def __init__(self, app: Flask, db: SQLAlchemy):
         with app.app_context():
             super().__init__(db, db.engines, None)
-        self._app, self._db = app, db
+        self._config = app.config
 
     def metadata_of(self, name: str | None) -> MetaData:
         """See :class:`Sessions`. It is made as for the bind's first model."""
-        metadatas = self._db.metadatas
-        if name not in metadatas:
-            convention = self._db.metadata.naming_convention
-            metadatas[name] = MetaData(naming_convention=convention, info={"bind_key": name})
-        return metadatas[name]
+        metadatas, usual = self._holder.metadatas, self._holder.metadata
+        made = MetaData(naming_convention=usual.naming_convention, info={"bind_key": name})
+        return metadatas.setdefault(name, made)  # type: ignore[no-any-return]
 
     def setting_of(self, name: str | None) -> str:
         """See :class:`Sessions`."""
@@ -118,9 +114,9 @@ class FlaskSQLAlchemySessions(Sessions):
 
     def options_of(self, name: str | None) -> Mapping[str, Any]:
         """See :class:`Sessions`."""
-        config = self._app.config
+        config = self._config
         own = config["SQLALCHEMY_BINDS"][name] if name else config.get("SQLALCHEMY_ENGINE_OPTIONS")
-        return _options(self._db, own)
+        return _options(self._holder, own)
 
 
 class LiteSessions(Sessions):
@@ -130,19 +126,21 @@ class LiteSessions(Sessions):
     in_g = True
 
     def __init__(self, app: Flask, db: Any, metadata: MetaData):
-        self._app, self._db, self._metadata = app, db, metadata
         with app.app_context():
-            self._engines, self.factory = db.engines, db.sessionmaker
+            super().__init__(db, db.engines, metadata)
+            self._factory: sessionmaker[Any] = db.sessionmaker
+        self._app = app
 
     @property
     def engines(self) -> Mapping[str | None, Engine]:
         """See :class:`Sessions`: of the last ``db.init_app()``, which makes them anew, in a request."""
         is_here = has_app_context() and current_app == self._app
-        return self._db.engines if is_here else self._engines
+        return self._holder.engines if is_here else self._engines
 
-    def is_replaced(self) -> bool:
-        """See :class:`Sessions`: ``db.session`` is a property."""
-        return False
+    @property
+    def factory(self) -> sessionmaker[Any]:
+        """See :class:`Sessions`."""
+        return self._factory
 
     def present(self) -> Session | None:
         """See :class:`Sessions`. It is made if it was not there: nothing public tells."""
@@ -150,7 +148,7 @@ class LiteSessions(Sessions):
 
     def current(self) -> Session:
         """See :class:`Sessions`."""
-        session: Session = self._db.session
+        session: Session = self._holder.session
         return session
 
     @contextmanager
@@ -169,7 +167,7 @@ class LiteSessions(Sessions):
 
     def options_of(self, name: str | None) -> Mapping[str, Any]:
         """See :class:`Sessions`."""
-        return _options(self._db, self._app.config["SQLALCHEMY_ENGINES"][name])
+        return _options(self._holder, self._app.config["SQLALCHEMY_ENGINES"][name])
 
 
 # Private in Flask-SQLAlchemy 3.1 and in -Lite 0.2; tests/unit/test_private_sqlalchemy.py watches both.
@@ -191,10 +189,9 @@ def sessions_of(app: Flask, db: Any, session: Any, metadata: Any) -> Sessions:
     if session is not None and db is not None:
         raise ConfigurationError("both db and session were given; allowed: one of them")
     if session is not None:
-        factory = _factory_of(session)
-        engines: dict[str | None, Engine] = {None: _bind_of(factory)}
-        metadata = _checked(metadata, "session=session")
-        return Sessions(SimpleNamespace(session=session), engines, metadata)
+        holder = SimpleNamespace(session=session)
+        engine = _bind_of(Sessions(holder, {}, None).factory)
+        return Sessions(holder, {None: engine}, _checked(metadata, "session=session"))
     registered = app.extensions.get("sqlalchemy")
     db = db or registered
     lite = getattr(sys.modules.get("flask_sqlalchemy_lite"), "SQLAlchemy", ())
@@ -245,15 +242,3 @@ def _bind_of(factory: sessionmaker[Any]) -> Engine:
             " Idempotency(app, db)"
         )
     return bind
-
-
-def _factory_of(session: Any) -> sessionmaker[Any]:
-    """The factory of a scoped session. Raises ``ConfigurationError`` if it is of another kind."""
-    factory = getattr(session, "session_factory", None)
-    if not isinstance(factory, sessionmaker):
-        raise ConfigurationError(
-            "the session is not a scoped_session over a sessionmaker, so the writes of a view cannot be"
-            " joined to the operation's transaction; allowed: scoped_session(sessionmaker(engine)), or"
-            " the db of Flask-SQLAlchemy as it makes it"
-        )
-    return factory

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 
 def connections(session: Session) -> dict[Engine | Connection, Connection]:
@@ -24,19 +24,23 @@ def connections(session: Session) -> dict[Engine | Connection, Connection]:
     return {bind: found[0] for bind, found in transaction._connections.items()}
 
 
+def begun_by(session: Session) -> list[SessionTransaction]:
+    """The transactions that the session has open, each inside the next one."""
+    found, transaction = [], session.get_nested_transaction() or session.get_transaction()
+    while transaction is not None:
+        found.append(transaction)
+        transaction = transaction.parent
+    return found
+
+
 def continue_nested(session: Session, connection: Connection) -> None:
     """Let the session's transactions go on in savepoints of ``connection``, which they are in.
 
     When one ends, its savepoint ends, and neither the connection's transaction nor its time with us.
     """
-    transaction: Any = session.get_nested_transaction() or session.get_transaction()
-    every = []
-    while transaction is not None:
-        every.append(transaction)
-        transaction = transaction.parent
-    for each in reversed(every):
+    for each in reversed(begun_by(session)):
         if connection in each._connections:
-            nested = (connection, connection.begin_nested(), True, False)
+            nested: Any = (connection, connection.begin_nested(), True, False)
             for bind, found in list(each._connections.items()):
                 if found[0] is connection:
                     each._connections[bind] = nested

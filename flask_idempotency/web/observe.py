@@ -35,7 +35,6 @@ from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default, outcome_after
-from flask_idempotency.session.leftovers import blocks_records
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
 from flask_idempotency.web.request.identity import (
@@ -144,7 +143,7 @@ class Observed:
     def _asked(self, question: Callable[[], T]) -> T | None:
         """Return what the records say; None while they are left alone. Raises what is of one record."""
         state = self._state
-        if time.monotonic() < state.unobserved_until or blocks_records(state):
+        if time.monotonic() < state.unobserved_until or state.blocks_records():
             return None
         try:
             return question()

@@ -23,10 +23,9 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records, Unlocked
 from flask_idempotency.core.records import Claim
-from flask_idempotency.session.databases import refuse_replaced_engine
-from flask_idempotency.session.joining import connection_of_test, to_continue
-from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsettled
-from flask_idempotency.session.operation import Operation, outer_transaction, running_operation
+from flask_idempotency.session.joining import connection_of_test, refuse_inside, to_continue
+from flask_idempotency.session.leftovers import refuse_changes, undo
+from flask_idempotency.session.operation import Operation, running_operation
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
@@ -148,7 +147,7 @@ def claim_or_answer(
         decision = engine.decide(claim, route.wait, on_interrupted=route.on_interrupted, found=found)
     except NotAtomic:
         if route.atomic and is_outermost_request():
-            drop(state.sessions.present())  # nobody commits what was to commit with the view
+            undo(state.sessions.present())  # nobody commits what was to commit with the view
         raise
     except StoreUnavailable as error:
         if state.settings.on_store_error != "allow":
@@ -165,12 +164,13 @@ def _placed(
     state: AppState, route: Route, operation: Operation, claim: Claim
 ) -> tuple[Records, DecisionEngine, Claim]:
     """Where to claim, and the connection whose transaction an atomic operation is to continue."""
+    refuse_inside(state, operation.name)
     if state.in_test is not None and (test := connection_of_test(state)) is not None:
         records = state.in_test(test)
         engine = DecisionEngine(records, Unlocked(), state.sealer, time)
         return records, engine, replace(claim, connection=test)
     if state.sessions.engines[state.bind_key] is not state.database:
-        refuse_replaced_engine(state)
+        state.refuse_replaced()
     return state.records, state.engine, _continuing(state, route, operation, claim)
 
 
@@ -178,15 +178,14 @@ def _continuing(state: AppState, route: Route, operation: Operation, claim: Clai
     if route.atomic:
         connection = to_continue(state, route.other_binds)
         return claim if connection is None else replace(claim, connection=connection)
-    if blocks_records(state):
+    if state.blocks_records():
         raise NotAtomic(
             f"db.session had uncommitted writes when {operation.name} began. Until they are committed,"
             " SQLite lets nobody else write, not even the record: commit them before the operation"
         )
     if not is_outermost_request():
-        refuse_unsettled(state, operation.name)
-        if outer_transaction() is not None:
-            to_continue(state)
+        what = f"a view's request to its own application for {operation.name}"
+        refuse_changes(state.sessions.present(), what)
     return claim
 
 

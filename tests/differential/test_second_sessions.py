@@ -240,7 +240,8 @@ inner.add(
 for work in (nothing, read):
     for function in (reading, writing):
         view = Ask(work, function, protected=True)
-        inner.add(f"{name(work)}, then a protected request that is {name(function)}", view)
+        what = f"{name(work)}, then a protected request that is {name(function)}"
+        inner.add(what, view, expect=REFUSED)
 for work in (orm_insert, core_insert, lock_a_row, release_a_nested_transaction):
     inner.add(
         f"{name(work)}, then a protected request",

@@ -19,7 +19,6 @@ from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.drivers.raw_connection import raw_of
-from flask_idempotency.session import transaction_scope
 from flask_idempotency.session.joining import JoiningSession
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.admin import original
@@ -125,7 +124,6 @@ def two_transactions(_app: Flask) -> None:
         return super(JoiningSession, self).get_bind(*args, **kwargs)
 
     JoiningSession.get_bind = get_bind  # type: ignore[method-assign]
-    transaction_scope.prove = lambda *args: None
 
 
 def delete_on_error(_app: Flask) -> None:

@@ -98,17 +98,30 @@ def test_a_session_by_another_name_joins(shop):
     assert count(shop) == 0
 
 
-def test_a_session_that_was_made_before_the_extension_is_refused(databases):
+@pytest.mark.parametrize("status", [201, 503])
+def test_a_session_that_was_made_before_the_extension_joins(databases, status):
     url = databases.take()
     engine = sa.create_engine(url)
     session = scoped_session(sessionmaker(engine))
     session.execute(sa.text("select 1"))
     app = Flask("early")
     app.config.update(IDEMPOTENCY_STORE="postgres", PROPAGATE_EXCEPTIONS=True)
-    Idempotency(app, session=session, metadata=sa.MetaData(), scope=None)
-    app.post("/payments")(idempotent(dict))
-    with pytest.raises(ConfigurationError, match="used before idempotency.init_app"):
-        app.test_client().post("/payments", headers={"Idempotency-Key": "k"})
+    metadata = sa.MetaData()
+    payment = sa.Table("payment", metadata, sa.Column("amount", sa.Integer))
+    Idempotency(app, session=session, metadata=metadata, scope=None)
+    metadata.create_all(engine)
+
+    @app.post("/payments")
+    @idempotent
+    def pay():
+        session.execute(payment.insert().values(amount=1))
+        session.commit()
+        return {}, status
+
+    reply = app.test_client().post("/payments", headers={"Idempotency-Key": "k"})
+    assert reply.status_code == status
+    session.remove()
+    assert session.scalar(sa.select(sa.func.count()).select_from(payment)) == (status == 201)
     session.remove()
     engine.dispose()
     databases.give_back(url)

@@ -7,8 +7,7 @@ from flask import Response
 from flask_idempotency.core.errors import NotAtomic, Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.session.transaction_scope import Joined
-from flask_idempotency.web.request.request_state import existing_request, is_outermost_request
+from flask_idempotency.session.operation import OpenTransaction
 from flask_idempotency.web.signals import conclude, operation_rejected
 
 from .attempt import Attempt, raise_again
@@ -17,7 +16,7 @@ from .attempt import Attempt, raise_again
 class AtomicAttempt(Attempt):
     """Runs the view inside the transaction that holds the record's row."""
 
-    _joined: Joined = None  # type: ignore[assignment]  # until it is open
+    _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
 
     def fail(self, error: Exception) -> Response:
         """Respond as the application's error handlers do.
@@ -59,11 +58,11 @@ class AtomicAttempt(Attempt):
 
     def has_committed(self) -> bool:
         """See :class:`Attempt`."""
-        return self._joined.has_committed()
+        return bool(self._joined.transaction.wrote)
 
     def _open(self) -> None:
         hold = self._execution.hold
-        self._joined = Joined(self._state, self._operation, hold, self._route.other_binds)
+        self._joined = OpenTransaction(self._state, self._operation, hold, self._route.other_binds)
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:  # noqa: ARG002
         self._joined.let_go(stored.status)
@@ -76,8 +75,7 @@ class AtomicAttempt(Attempt):
     def _abandon(self) -> None:
         try:
             if self._joined is not None:
-                is_request = self._current is existing_request()  # not run()
-                self._joined.end(shows=is_request and is_outermost_request())
+                self._joined.end()
         finally:
             self._execution.abandon()
 

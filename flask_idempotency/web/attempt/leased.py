@@ -25,8 +25,8 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
-from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
-from flask_idempotency.session.operation import Running, outer_transaction
+from flask_idempotency.session.leftovers import end_view, waits_for_commit
+from flask_idempotency.session.operation import Running
 from flask_idempotency.web.flask_context import handle_error, log_error
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.signals import (
@@ -126,8 +126,6 @@ class LeasedAttempt(Attempt):
         """Let the operation go: what follows is no part of it."""
         self._operation.steps = None
         self._running.end()
-        if outer_transaction() is not None:  # whose view made this request, and shares the session
-            drop(self._state.sessions.present())
 
     def _open(self) -> Response | None:
         operation, execution = self._operation, self._execution
@@ -182,8 +180,8 @@ class LeasedAttempt(Attempt):
         return execution.was_interrupted and not execution.was_released and not self._asks
 
     def _end_view(self, failed: bool) -> None:
-        in_request = self._current.is_dispatched
-        end_view(self._state, self._operation.name, in_request=in_request, failed=failed)
+        session, in_request = self._state.sessions.present(), self._current.is_dispatched
+        end_view(session, self._operation.name, in_request=in_request, failed=failed)
 
     def _tell_end(self) -> None:
         conclude(
@@ -196,4 +194,4 @@ class LeasedAttempt(Attempt):
         )
 
     def _is_settled(self) -> bool:
-        return is_settled_outside(self._state.sessions)
+        return not waits_for_commit(self._state.sessions.present())

@@ -25,9 +25,8 @@ from flask_idempotency.core.process import FORKED, this_process
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.joining import to_continue
-from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsaved
-from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.transaction_scope import Joined
+from flask_idempotency.session.leftovers import refuse_changes, undo
+from flask_idempotency.session.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.signals import Event, warn
@@ -105,9 +104,9 @@ class Steps:
         self._renew(step)
         with self._present_step(step):
             result = _encoded(step.name, step.function())
-        left_open = blocks_records(state)
+        left_open = state.blocks_records()
         if left_open:
-            drop(state.sessions.present())
+            undo(state.sessions.present())
         try:
             self._record(step.name, result, self._lease)
         except LeaseLost as error:
@@ -139,7 +138,7 @@ class Steps:
         """
         if self._pid != this_process():
             raise LeaseLost(FORKED)
-        if blocks_records(self._state):
+        if self._state.blocks_records():
             raise StepError(
                 f"db.session had uncommitted writes when {what} was called. On SQLite they block every"
                 " other write, even the record: commit them first"
@@ -228,10 +227,10 @@ class Steps:
 
     def _run_in_transaction(self, step: PresentStep) -> bytes:
         state = self._state
-        refuse_unsaved(state.sessions, step.name)
+        refuse_changes(state.sessions.present(), f"step {step.name!r}")
         hold = self._lease.open_step(to_continue(state, self._other_binds))
         try:
-            with Joined(state, self._operation, hold, self._other_binds) as joined:
+            with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
                 try:
                     with self._present_step(step):
                         result = _encoded(step.name, step.function())

@@ -121,10 +121,33 @@ def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view, h
     assert ran == []
 
 
-def test_a_session_class_replaced_later_is_refused_too(make_world):
+@pytest.mark.parametrize("has_served", [False, True])
+@pytest.mark.parametrize("status", [201, 503])
+def test_what_makes_the_sessions_may_be_replaced_later(make_world, has_served, status):
+    world = make_world(db=SQLAlchemy())
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.remove()  # so the next one is made in the view
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        return {}, status
+
+    if has_served:
+        world.post(key="key-0")
+    before = world.count()
+    with world.app.app_context():
+        world.db.session.session_factory = sessionmaker(world.db.engine)
+    for _ in range(2):
+        assert world.post().status_code == status
+    assert world.count() == before + (status == 201)
+    world.assert_clean()
+
+
+def test_a_double_of_a_session_is_refused(make_world):
     world = make_world(db=SQLAlchemy(), PROPAGATE_EXCEPTIONS=True)
     world.app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
-    assert world.post().status_code == 200
-    world.db.session.session_factory = sessionmaker()
-    with pytest.raises(ConfigurationError, match="replaced"):
-        world.post(key="key-2")
+    world.db.session.session_factory = object
+    with pytest.raises(ConfigurationError, match="not a scoped_session over a sessionmaker"):
+        world.post()
