@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -77,13 +77,12 @@ def has_written(connection: Connection) -> bool:
         return bool(cursor.fetchone()[0])  # type: ignore[index]
 
 
-def refuse_changes(session: Session | None, what: str) -> None:
-    """Raise ``NotAtomic`` if a session holds changes that the end of ``what`` would commit or undo."""
-    if waits_for_commit(session):
-        raise NotAtomic(
-            f"db.session held changes when {what} began, whose end would commit or undo them."
-            " Commit them before it, or make them in its function"
-        )
+def refuse_changes(what: str) -> NoReturn:
+    """Raise ``NotAtomic`` for changes in a session that the end of ``what`` would commit or undo."""
+    raise NotAtomic(
+        f"db.session held changes when {what} began, whose end would commit or undo them. Commit them"
+        " before it, or make them in its function"
+    )
 
 
 def end_view(session: Session | None, name: str, *, in_request: bool, failed: bool) -> None:

@@ -24,7 +24,7 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records, Unlocked
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.joining import connection_of_test, refuse_inside, to_continue
-from flask_idempotency.session.leftovers import refuse_changes, undo
+from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, running_operation
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
@@ -183,9 +183,8 @@ def _continuing(state: AppState, route: Route, operation: Operation, claim: Clai
             f"db.session had uncommitted writes when {operation.name} began. Until they are committed,"
             " SQLite lets nobody else write, not even the record: commit them before the operation"
         )
-    if not is_outermost_request():
-        what = f"a view's request to its own application for {operation.name}"
-        refuse_changes(state.sessions.present(), what)
+    if not is_outermost_request() and waits_for_commit(state.sessions.present()):
+        refuse_changes(f"a view's request to its own application for {operation.name}")
     return claim
 
 

@@ -1,7 +1,9 @@
 """A view that commits, and then responds with what is not stored: that is undone, and said."""
 
 import pytest
-from flask import abort
+from flask import abort, g
+from sqlalchemy.orm.exc import ObjectDeletedError
+from werkzeug.exceptions import Forbidden
 
 from flask_idempotency import idempotent
 from flask_idempotency.session import undone
@@ -141,3 +143,55 @@ def test_not_for_what_is_stored_nor_for_a_failure(shop, caplog, status):
 
     assert shop.post().status_code == status
     assert warnings(caplog) == []
+
+
+def show():
+    """What can be told of a payment later."""
+    try:
+        return {"id": g.payment.id, "amount": g.payment.amount}
+    except ObjectDeletedError:
+        return {"id": g.payment.id, "amount": "gone"}
+
+
+@pytest.fixture
+def showing(shop):
+    """A handler of 500 and an after_request function show the payment."""
+
+    @shop.app.after_request
+    def sign(response):
+        response.headers["X-Payment"] = str(show())
+        return response
+
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
+    shop.app.register_error_handler(500, lambda _error: (show(), 500))
+    return shop
+
+
+@pytest.mark.parametrize("kind", ["enforced"], indirect=True)
+@pytest.mark.parametrize("status", [403, 500])
+@pytest.mark.parametrize("is_kept", [True, False], ids=["made before", "undone"])
+def test_what_runs_later_can_show_what_is_kept_and_the_id_of_what_is_not(showing, status, is_kept):
+    shop = showing
+
+    def make():
+        g.payment = shop.Payment(amount=4)
+        shop.db.session.add(g.payment)
+        shop.db.session.commit()
+
+    @shop.app.post("/payments")
+    @idempotent
+    def pay():
+        if not is_kept:
+            make()
+        g.payment.amount = 5
+        shop.db.session.commit()
+        raise LookupError if status == 500 else Forbidden
+
+    if is_kept:
+        shop.app.before_request(make)
+    reply = shop.post()
+    shown = {"id": 1, "amount": 4 if is_kept else "gone"}
+    assert (reply.status_code, reply.headers["X-Payment"]) == (status, str(shown))
+    if status == 500:
+        assert reply.json == shown
+    assert shop.sql("select amount from payment") == ([(4,)] if is_kept else [])

@@ -25,7 +25,7 @@ from flask_idempotency.core.process import FORKED, this_process
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.joining import to_continue
-from flask_idempotency.session.leftovers import refuse_changes, undo
+from flask_idempotency.session.leftovers import holds_changes, refuse_changes, undo
 from flask_idempotency.session.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.app_state import AppState
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
@@ -227,7 +227,8 @@ class Steps:
 
     def _run_in_transaction(self, step: PresentStep) -> bytes:
         state = self._state
-        refuse_changes(state.sessions.present(), f"step {step.name!r}")
+        if holds_changes(state.sessions.present()):
+            refuse_changes(f"step {step.name!r}")
         hold = self._lease.open_step(to_continue(state, self._other_binds))
         try:
             with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
