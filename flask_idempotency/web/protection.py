@@ -164,7 +164,6 @@ def _placed(
     state: AppState, route: Route, operation: Operation, claim: Claim
 ) -> tuple[Records, DecisionEngine, Claim]:
     """Where to claim, and the connection whose transaction an atomic operation is to continue."""
-    refuse_inside(state, operation.name)
     if state.in_test is not None and (test := connection_of_test(state)) is not None:
         records = state.in_test(test)
         engine = DecisionEngine(records, Unlocked(), state.sealer, time)
@@ -183,8 +182,10 @@ def _continuing(state: AppState, route: Route, operation: Operation, claim: Clai
             f"db.session had uncommitted writes when {operation.name} began. Until they are committed,"
             " SQLite lets nobody else write, not even the record: commit them before the operation"
         )
-    if not is_outermost_request() and waits_for_commit(state.sessions.present()):
-        refuse_changes(f"a view's request to its own application for {operation.name}")
+    if not is_outermost_request():
+        refuse_inside(state)
+        if waits_for_commit(state.sessions.present()):
+            refuse_changes(f"a view's request to its own application for {operation.name}")
     return claim
 
 
