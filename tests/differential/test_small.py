@@ -132,9 +132,15 @@ def tables_made_in_the_view(world):
 # Handlers of errors that nobody expected.
 
 
-def reads_in_the_handler(world):
+def shows_the_id_in_the_handler(world):
     """An apology with what the view had done."""
 
+    @world.app.errorhandler(500)
+    def answer(error):
+        return {"id": g.payment.id}, 500
+
+
+def reads_in_the_handler(world):
     @world.app.errorhandler(500)
     def answer(error):
         return {"amount": g.payment.amount, "note": g.payment.note}, 500
@@ -161,7 +167,7 @@ def committed_and_failed(world):
     raise RuntimeError("no")
 
 
-for arranged in (reads_in_the_handler, reads_in_the_handler_of_all, writes_in_the_handler):
+for arranged in (shows_the_id_in_the_handler, reads_in_the_handler_of_all, writes_in_the_handler):
     what = arranged.__name__.replace("_", " ")
     family.add(
         f"an application that {what}",
@@ -181,15 +187,17 @@ def a_handler_of_500_that_reads_what_was_there_before(world):
     raise RuntimeError("no")
 
 
-def reads_after_a_500(world, response):
+def shows_the_id_after_a_503(world, response):
     if world.view_ran:
-        world.note(g.payment.amount)
+        world.note(g.payment.id)
 
 
 @family(
-    status=503, after_request=reads_after_a_500, expect=ByDesign(ROLLED_BACK, NothingKept().problems)
+    status=503,
+    after_request=shows_the_id_after_a_503,
+    expect=ByDesign(ROLLED_BACK, NothingKept().problems),
 )
-def an_after_request_function_that_reads_what_a_503_committed(world):
+def an_after_request_function_that_shows_the_id_of_what_a_503_committed(world):
     g.payment = world.pay(5)
     world.commit()
     return {"error": "later"}, 503
