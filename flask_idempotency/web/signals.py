@@ -208,7 +208,8 @@ def conclude(app: Flask, signal: NamedSignal, told: Told, level: int = DEBUG, **
     """
     if not told.has_outcome:
         told.has_outcome = True
-        _tell_mistake(app, told.name, facts.get("error"))
+        if "error" in facts:
+            _tell_mistake(app, told.name, facts["error"])
         if not (signal.receivers or log.logger.isEnabledFor(level)):
             return
         # A view that is not protected, and raises a problem of ours, has no beginning.

@@ -72,12 +72,12 @@ class PostgresHold:
     ) -> None:
         self._messages, self._claim, self._values = messages, claim, values
         self._began, self._open = time.monotonic(), True
-        isolation, held = row
+        (isolation, held), facts = row, messages.facts()
         self.transaction = OperationTransaction(
             connection,
             raw,
-            deferred=messages.facts().deferred,
-            reads_may_write=messages.facts().reads_may_write,
+            deferred=facts.deferred,
+            reads_may_write=facts.reads_may_write,
             is_strict=isolation in STRICT,
             had_written=raw.continues and held[_HAD_WRITTEN] == "true",
             again=WeakMethod(self._again) if raw.continues else None,

@@ -65,7 +65,7 @@ if redis.pcall('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
 
 FINISH = """
-redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2])
+redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[1])
 """
 # Sent just before the commit, so that the reply is there after it; and even over somebody else's lock:
 # whoever finishes need not have the lock, and whoever has it can only find the response. A marker in
@@ -112,7 +112,7 @@ class RedisLock:
     def finish(self, claim: Claim) -> Callable[[], object]:
         """Leave the marker in place of whatever lock there is."""
         lasts = b"%d" % milliseconds(min(MARKER_SECONDS, claim.ttl_seconds))
-        return partial(self._read, self._send(FINISH, claim, _value(claim), lasts), bool)
+        return partial(self._read, self._send(FINISH, claim, lasts), bool)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Delete the markers and locks of some keys: of records that are erased. Never raises.

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from flask_idempotency.core import engine, machine
+from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.store import PostgresRecords
@@ -68,7 +69,13 @@ def no_transaction_compared(_app: object) -> None:
 
 def no_marker_over_anothers_lock(_app: object) -> None:
     """The marker replaces one's own lock only."""
-    redis.FINISH = f"if redis.call('GET', KEYS[1]) == ARGV[1] then {redis.FINISH} end"
+    only_own = f"if redis.call('GET', KEYS[1]) == ARGV[2] then {redis.FINISH} end"
+
+    def finish(self: redis.RedisLock, claim: Claim) -> Callable[[], object]:
+        reply = self._send(only_own, claim, b"%d" % (1000 * redis.MARKER_SECONDS), redis._value(claim))
+        return lambda: self._read(reply, bool)
+
+    redis.RedisLock.finish = finish  # type: ignore[method-assign]
 
 
 def no_marker(_app: object) -> None:
