@@ -59,7 +59,8 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
 
     Raises a :class:`Problem` if the response is one.
     """
-    state = app_state(needed_app())
+    app = needed_app()
+    state: AppState = app.extensions.get("idempotency") or app_state(app)
     current = this_request()
     if current.attempt is not None and current.attempt.phase in (Phase.ABOVE, Phase.WAITING):
         raise NotAtomic(

@@ -28,20 +28,20 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 727,
+        "first, hybrid": 725,
         "first, postgres": 529,
-        "replay, hybrid": 462,
-        "replay, postgres": 349,
-        "duplicate, hybrid": 368,
+        "replay, hybrid": 460,
+        "replay, postgres": 348,
+        "duplicate, hybrid": 366,
         "unprotected bare view": 74,
         "unprotected empty view": 39,
     },
     "psycopg": {
-        "first, hybrid": 826,
+        "first, hybrid": 824,
         "first, postgres": 673,
-        "replay, hybrid": 507,
+        "replay, hybrid": 505,
         "replay, postgres": 394,
-        "duplicate, hybrid": 368,
+        "duplicate, hybrid": 366,
         "unprotected bare view": 74,
         "unprotected empty view": 39,
     },

@@ -93,7 +93,7 @@ class RedisLock:
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        lasts = b"%d" % milliseconds(LOCK_SECONDS)
+        lasts = b"%d" % (1000 * LOCK_SECONDS)
         sent = self._send(ACQUIRE, claim, _value(claim), lasts)
         return self._read(sent, self._glance) or Glance.ASK
 
