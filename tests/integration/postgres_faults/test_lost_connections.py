@@ -12,6 +12,7 @@ import sqlalchemy as sa
 import servers
 from flask_idempotency import current_operation
 from tests.drivers import EACH
+from tests.faults.nemesis import COMPLETION
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.stores import BOTH
 from tests.waiting import wait_until
@@ -63,7 +64,7 @@ def test_a_connection_reset_during_the_commit_is_an_unknown_outcome(
 ):
     world, proxy = proxied
     lose = proxy.lose_answer if arrives else proxy.hold
-    runs = add_view(world, during=first_time(lambda: lose(b"COMMIT\x00")))
+    runs = add_view(world, during=first_time(lambda: lose(COMPLETION)))
     first = background(world.post)
     if not arrives:
         proxy.wait_until_held()
@@ -93,7 +94,7 @@ def test_a_server_that_crashes_while_the_commit_is_on_its_way(
 ):
     with servers.FaultProxy(own_database) as proxy:
         world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
-        runs = add_view(world, during=first_time(lambda: proxy.hold(b"COMMIT\x00")))
+        runs = add_view(world, during=first_time(lambda: proxy.hold(COMPLETION)))
         first = background(world.post)
         proxy.wait_until_held()
         own_postgres.kill()
