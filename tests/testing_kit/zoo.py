@@ -500,7 +500,7 @@ def a_step_that_commits_by_itself(shop):
     shop.view(view, atomic=False, on_interrupted="retry")
 
 
-@second_writer
+@wrong("NotAtomic", "made a request to its own application")
 def a_request_to_another_protected_route(shop):
     """One endpoint makes use of another by HTTP, with a key that is new for each attempt."""
 
