@@ -142,6 +142,7 @@ class Operation:
 class Running:
     """An operation from its beginning on, in the context in which it was begun and copies of that."""
 
+    is_open = False  # before its beginning, and after its end
     is_parents = False  # in a forked child
 
     def __init__(self, operation: Operation) -> None:
@@ -186,9 +187,9 @@ class OpenTransaction(Running):
         self._modes: dict[Any, Any] = {}  # of the sessions that joined, their join_transaction_mode
         self._left: tuple[int, int, bool] | None = None
         self._is_settled = False
-        super().__init__(operation)
-        self.transaction.running = ref(self)
-        try:
+        try:  # an exit may strike in any line from here on
+            super().__init__(operation)
+            self.transaction.running = ref(self)
             self._continue(databases.sessions.present())
         except BaseException:
             self.end()

@@ -142,14 +142,12 @@ class LiteSessions(Sessions):
         """See :class:`Sessions`."""
         return self._factory
 
-    def present(self) -> Session | None:
-        """See :class:`Sessions`. It is made if it was not there: nothing public tells."""
-        return self.current()
-
     def current(self) -> Session:
         """See :class:`Sessions`."""
         session: Session = self._holder.session
         return session
+
+    present = current  # made if it was not there: nothing public tells
 
     @contextmanager
     def apart(self) -> Iterator[None]:
