@@ -32,9 +32,11 @@ _READS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|PRAGMA)\b")
 _MAY_WRITE = _sql(r"\b(?:INTO|FOR\s+(?:UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE))\b")
 _CALL = re.compile(r"(?P<qualified>\.\s*)?\b(?P<name>[A-Za-z_][\w$]*)\s*\(")
 _PLACE = re.compile(r"%\(\w+\)s")
+_NAME = r'(?:[\w$]+|"[^"]+")'
 _SET = _sql(
     r"(?:SET\s+(?P<local>LOCAL\s+)?(?:SESSION\s+(?!AUTHORIZATION))?|RESET\s+)"
-    r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w.$]+|\"[^\"]+\")"
+    r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b"
+    rf"|{_NAME}(?:\s*\.\s*{_NAME})*)"
 )
 _SET_CONFIG = _sql(r"\bset_config\s*\(")
 _BOUND = r"%\((?P<{0}_key>\w+)\)s|(?P<{0}_next>%s)"
@@ -42,7 +44,13 @@ _ARGUMENTS = _sql(
     rf"\bset_config\s*\(\s*(?:'(?P<name>[^']+)'|{_BOUND.format('name')})(?:::\w+)?\s*,"
     rf".*?,\s*(?:'?(?P<local>[a-z01]+)'?|{_BOUND.format('local')})(?:::\w+)?\s*\)"
 )
-_OTHER_NAMES = {"time zone": "timezone", "session authorization": "session_authorization"}
+_OTHER_NAMES = {
+    "time zone": "timezone",
+    "session authorization": "session_authorization",
+    "schema": "search_path",
+    "names": "client_encoding",
+    "xml": "xmloption",
+}
 _FALSE = frozenset({"f", "false", "n", "no", "off", "0"})
 
 # Keywords that precede a parenthesis, types, and functions that only read.
@@ -123,8 +131,8 @@ ENDED = (
     " db.session.commit(), rollback() or begin_nested()"
 )
 NAMELESS = (
-    "the view changes a setting whose name can be read neither from the statement nor from its values:"
-    " write the name into it"
+    "the view changes a setting whose name can be read neither from the statement nor from its values,"
+    " or changes one several times in one text: write the name into it, and send one statement each"
 )
 
 
@@ -197,21 +205,24 @@ def _statements(text: str, noise: re.Pattern[str]) -> list[str]:
 def settings_of(text: str, values: Any) -> dict[str, bool] | None:
     """The settings that a text changes, by name: True for the transaction, False for the connection.
 
-    None if a name cannot be read.
+    None if a name cannot be read, or has several values in one text.
     """
     found: dict[str, bool] = {}
     text = _COMMENT.sub(" ", text)
     for statement in text.split(";"):
         if (each := _SET.match(statement.strip())) is not None:
-            name = " ".join(each["name"].strip('"').lower().split())
-            found[_OTHER_NAMES.get(name, name)] = each["local"] is not None
+            name = ".".join(part.strip(' \t\r\n"') for part in each["name"].lower().split("."))
+            name = _OTHER_NAMES.get(" ".join(name.split()), name)
+            if name in found:
+                return None
+            found[name] = each["local"] is not None
     calls = list(_ARGUMENTS.finditer(text))
     if len(calls) < len(_SET_CONFIG.findall(text)):
         return None
     for call in calls:
         name = call["name"] or _value(text, call, "name", values)
         local = call["local"] or _value(text, call, "local", values)
-        if not isinstance(name, str):
+        if not isinstance(name, str) or name.lower() in found:
             return None
         found[name.lower()] = str(local).lower() not in _FALSE
     return found

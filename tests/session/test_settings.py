@@ -202,6 +202,9 @@ SETTINGS = {
     "a role and a setting": sends(LOCAL_ROLE, "set local lock_timeout = '300ms'"),
     "a role for the session after a local one": sends(LOCAL_ROLE, ROLE, "reset role"),
     "a role of none": sends(LOCAL_ROLE, "set local role none"),
+    "a name in quotes": sends("set local \"app.tenant\" = 'a'"),
+    "a name with a part in quotes": sends("set local app . \"tenant\" = 'a'"),
+    "a path by another word": sends("set local schema 'public'"),
 }
 
 
@@ -240,10 +243,16 @@ for what, statement in {
 }.items():
     drop = () if "set_config" in statement else ("drop table scratch",)
     loud.add(what, then(sends(statement), shows, pays, shows, sends(*drop), commits))
-loud.add(
-    "both in one text",
-    then(sends("set local app.tenant = 'a'; set app.tenant = 'b'"), shows, pays, shows, resets),
-)
+for what, text in {
+    "both": "set local app.tenant = 'a'; set app.tenant = 'b'",
+    "both, and local again": (
+        "set local app.tenant = 'a'; set app.tenant = 'b'; set local app.tenant = 'c'"
+    ),
+    "a call, and for the session": (
+        "select set_config('app.tenant', 'a', true); set app.\"tenant\" = 'b'"
+    ),
+}.items():
+    loud.add(f"{what} in one text", then(sends(text), shows, pays, shows, resets))
 
 
 # A table with columns that sound like settings.
@@ -292,6 +301,25 @@ for level in ("repeatable read", "serializable"):
     }.items():
         family.add(f"{level} {what}, nothing before", pays, **options)
         family.add(f"{level} {what}, and a read", pays, before=reads, expect=ISOLATION, **options)
+
+
+for chosen in (
+    *({"isolation_level": level} for level in ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")),
+    {"postgresql_readonly": False},
+    {"postgresql_deferrable": True},
+):
+    is_strict = chosen.get("isolation_level", "READ COMMITTED") != "READ COMMITTED"
+    for before in (None, reads):
+        end = ", and a read" if before else ""
+        family.add(
+            f"{chosen} of the engine{end}",
+            then(
+                lambda world: world.show("transaction_isolation", "transaction_deferrable"), pays, pays
+            ),
+            before=before,
+            engine_options={"execution_options": chosen},
+            expect=ISOLATION if before and is_strict else EQUAL,
+        )
 
 
 def translated(amount):

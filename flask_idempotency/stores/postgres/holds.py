@@ -111,9 +111,9 @@ class PostgresHold:
             held: Any = engine.raw_connection()
             try:
                 connected()
-                raw = raw_of(held, engine.dialect)
+                held = Connection(engine, held)  # it sets what the engine's execution_options choose
+                raw = raw_of(held.connection, engine.dialect)
                 if raw.status() != IDLE:
-                    held = Connection(engine, held)
                     held.begin()
                     found = cls.inside(messages, claim, held, first, lock, **more)
                     return found
@@ -123,7 +123,6 @@ class PostgresHold:
                 text = f"{first}BEGIN {{begin}};\n{lock}"
                 row = _read(raw.send(messages.prepared(text, raw.level), values))
                 if row[1][0] == claim.owner:
-                    held = Connection(engine, held)
                     found = cls(messages, claim, held, raw, row, values)
                 return found
             except messages.Error as error:
