@@ -21,7 +21,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of
-from flask_idempotency.session.transaction import ABORTED, FAILED, OperationTransaction
+from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
@@ -107,13 +107,15 @@ class PostgresHold:
         values = {**claim_values(claim), **more}
 
         def use(connected: Callable[[], object]) -> Any:
-            engine, found, raw = messages.engine, None, None
-            held: Any = engine.raw_connection()
+            engine, found, raw, held = messages.engine, None, None, None
+            pooled = engine.raw_connection()
             try:
                 connected()
-                held = Connection(engine, held)  # it sets what the engine's execution_options choose
-                raw = raw_of(held.connection, engine.dialect)
+                if LASTING.intersection(engine.get_execution_options()):
+                    held = Connection(engine, pooled)  # SQLAlchemy sets them here, before BEGIN
+                raw = raw_of(pooled, engine.dialect)
                 if raw.status() != IDLE:
+                    held = held or Connection(engine, pooled)
                     held.begin()
                     found = cls.inside(messages, claim, held, first, lock, **more)
                     return found
@@ -123,6 +125,7 @@ class PostgresHold:
                 text = f"{first}BEGIN {{begin}};\n{lock}"
                 row = _read(raw.send(messages.prepared(text, raw.level), values))
                 if row[1][0] == claim.owner:
+                    held = held or Connection(engine, pooled)
                     found = cls(messages, claim, held, raw, row, values)
                 return found
             except messages.Error as error:
@@ -131,7 +134,7 @@ class PostgresHold:
                 return None
             finally:
                 if found is None:
-                    give_back(held, raw)
+                    give_back(held or pooled, raw)
 
         return messages.twice(use)
 
