@@ -11,38 +11,29 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from .settings import literal
+
 LONG = 10_000
 """Characters of a text that is not worth remembering: it holds its values, so it comes but once."""
 
 _sql = partial(re.compile, flags=re.IGNORECASE | re.DOTALL)
-_QUOTED = r"""|"[^"]*(?:"|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)"""
 _ESCAPED = r"'(?:[^'\\]|\\.|'')*(?:'|\Z)"
-_NOISE = re.compile(rf"--[^\n\r]*|/\*|\b[eE]{_ESCAPED}|'[^']*(?:'|\Z)" + _QUOTED, re.DOTALL)
-_NOISE_WITH_BACKSLASHES = re.compile(rf"--[^\n\r]*|/\*|{_ESCAPED}" + _QUOTED, re.DOTALL)
-_COMMENT = re.compile(r"/\*.*?\*/|--[^\n\r]*", re.DOTALL)
-_COMMENT_EDGE = re.compile(r"/\*|\*/")
-_ENDS = _sql(
-    r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
-    r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b"
+_NOISE = (
+    r"""--[^\n\r]*|/\*(?:(?!/\*).)*?(?:\*/|\Z)|{}|"[^"]*(?:"|\Z)"""
+    r"|(?<![\w$])\$(?P<tag>[A-Za-z_]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)"
 )
-_ISOLATES = _sql(r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)")
-_EMPTIES = _sql(r"CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b")
-_CONSTRAINTS = _sql(r"SET\s+CONSTRAINTS\b|.*\bDEFERR(?:ABLE|ED)\b")
-_READS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|PRAGMA)\b")
-_MAY_WRITE = _sql(r"\b(?:INTO|FOR\s+(?:UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE))\b")
-_CALL = re.compile(r"(?P<qualified>\.\s*)?\b(?P<name>[A-Za-z_][\w$]*)\s*\(")
-_PLACE = re.compile(r"%\(\w+\)s")
-_NAME = r'(?:[\w$]+|"[^"]+")'
+_NOISES = [_sql(_NOISE.format(rf"\bE{_ESCAPED}|'[^']*(?:'|\Z)")), _sql(_NOISE.format(_ESCAPED))]
+"""Comments, literals and quoted names: by default, and where a backslash escapes in each literal."""
+
+_READS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|PRAGMA)\b|\Z")
 _SET = _sql(
     r"(?:SET\s+(?P<local>LOCAL\s+)?(?:SESSION\s+(?!AUTHORIZATION))?|RESET\s+)"
-    r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b"
-    rf"|{_NAME}(?:\s*\.\s*{_NAME})*)"
+    r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w$]+(?:\s*\.\s*[\w$]+)*)"
 )
 _SET_CONFIG = _sql(r"\bset_config\s*\(")
-_BOUND = r"%\((?P<{0}_key>\w+)\)s|(?P<{0}_next>%s)"
 _ARGUMENTS = _sql(
-    rf"\bset_config\s*\(\s*(?:'(?P<name>[^']+)'|{_BOUND.format('name')})(?:::\w+)?\s*,"
-    rf".*?,\s*(?:'?(?P<local>[a-z01]+)'?|{_BOUND.format('local')})(?:::\w+)?\s*\)"
+    r"\bset_config\s*\(\s*'(?P<name>[^']+)'(?:::\w+)?\s*,"
+    r"(?:E?'(?:[^']|'')*'|[^'])*?,\s*'?(?P<local>[a-z01]+)'?(?:::\w+)?\s*\)"
 )
 _OTHER_NAMES = {
     "time zone": "timezone",
@@ -53,69 +44,17 @@ _OTHER_NAMES = {
 }
 _FALSE = frozenset({"f", "false", "n", "no", "off", "0"})
 
-# Keywords that precede a parenthesis, types, and functions that only read.
-HARMLESS = frozenset(
-    [
-        "all",
-        "and",
-        "any",
-        "array",
-        "as",
-        "avg",
-        "between",
-        "by",
-        "case",
-        "cast",
-        "char",
-        "coalesce",
-        "count",
-        "current_setting",
-        "date",
-        "distinct",
-        "else",
-        "exists",
-        "extract",
-        "filter",
-        "from",
-        "greatest",
-        "group",
-        "having",
-        "in",
-        "interval",
-        "is",
-        "join",
-        "least",
-        "length",
-        "like",
-        "limit",
-        "lower",
-        "max",
-        "min",
-        "not",
-        "now",
-        "nullif",
-        "numeric",
-        "on",
-        "or",
-        "order",
-        "over",
-        "partition",
-        "round",
-        "row",
-        "select",
-        "set",
-        "some",
-        "sum",
-        "then",
-        "union",
-        "upper",
-        "using",
-        "values",
-        "varchar",
-        "when",
-        "where",
-        "with",
-    ]
+HARMLESS = (
+    "all and any array as avg between by case cast char coalesce count current_setting date distinct"
+    " else exists extract filter from greatest group having in interval is join least length like limit"
+    " lower max min not now nullif numeric on or order over partition round row select set some sum"
+    " then union upper using values varchar when where with"
+)
+"""Keywords that precede a parenthesis, types, and functions that only read."""
+
+_MAY_WRITE = _sql(
+    r"\b(?:INTO|FOR\s+(?:UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE))\b|\.\s*\w+\s*\("
+    rf"|(?<![\w$])(?!(?:{HARMLESS.replace(' ', '|')})\b)[a-z_][\w$]*\s*\("
 )
 
 CHOSEN = (
@@ -127,8 +66,8 @@ EMPTIED = (
     " its rows by a statement"
 )
 ENDED = (
-    "the view sent a statement that begins or ends a transaction: inside an atomic operation use"
-    " db.session.commit(), rollback() or begin_nested()"
+    "the view sent a statement that begins or ends a transaction, or that has a comment inside a"
+    " comment: inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
 )
 NAMELESS = (
     "the view changes a setting whose name can be read neither from the statement nor from its values,"
@@ -136,19 +75,27 @@ NAMELESS = (
 )
 
 
+_REFUSED = {
+    ENDED: _sql(
+        r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
+        r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b|.*/\*"
+    ),
+    CHOSEN: _sql(r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)"),
+    EMPTIED: _sql(r"CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b"),
+}
+
+
 class Traits(NamedTuple):
     """What a text does: ``refused`` is why it may not be sent; ``sets`` says that it changes a setting.
 
-    ``writes`` is False if it is certainly a plain read, ``defers`` says that it decides when
-    constraints are checked, and ``plain`` that it is one of the usual verbs, which prepared statements
-    outlive.
+    ``writes`` is False if it is certainly a plain read, and ``unprepares`` says that it forgets
+    prepared statements.
     """
 
     refused: str | None
     writes: bool
     sets: bool
-    defers: bool
-    plain: bool
+    unprepares: bool
 
 
 def traits_of(text: str) -> Traits:
@@ -158,48 +105,25 @@ def traits_of(text: str) -> Traits:
 
 @lru_cache(512)
 def _remembered(text: str) -> Traits:
-    statements = _statements(text, _NOISE)
-    parts = statements if "\\" not in text else statements + _statements(text, _NOISE_WITH_BACKSLASHES)
-    refused = None
-    for part in parts:
-        if _ENDS.match(part):
-            refused = ENDED
-        elif _ISOLATES.match(part):
-            refused = CHOSEN
-        elif _EMPTIES.match(part):
-            refused = EMPTIED
+    statements, other = (_statements(text, noise) for noise in _NOISES)
+    refused = (why for why, pattern in _REFUSED.items() if any(map(pattern.match, statements + other)))
     return Traits(
-        refused,
-        not all(map(_only_reads, statements)),
-        any(part[:3].lower() in ("set", "res") or _SET_CONFIG.search(part) for part in statements),
-        any(_CONSTRAINTS.match(part) for part in statements),
-        text.lstrip()[:6].upper() in ("SELECT", "INSERT", "UPDATE", "DELETE"),
+        next(refused, None),
+        not all(_READS.match(each) and not _MAY_WRITE.search(each) for each in statements),
+        any(_SET.match(each) or _SET_CONFIG.search(each) for each in statements),
+        any(each[:10].upper() == "DEALLOCATE" for each in statements),
     )
 
 
-def _only_reads(statement: str) -> bool:
-    if not _READS.match(statement) or _MAY_WRITE.search(statement):
-        return False
-    calls = _CALL.finditer(_PLACE.sub("?", statement))
-    return all(not call["qualified"] and call["name"].lower() in HARMLESS for call in calls)
-
-
 def _statements(text: str, noise: re.Pattern[str]) -> list[str]:
-    """The statements without comments (which nest in PostgreSQL), literals and quoted names."""
-    kept, place = [], 0
-    while (found := noise.search(text, place)) is not None:
-        kept.append(text[place : found.start()])
-        place = found.end()
-        if found.group()[0] == '"':
-            kept.append("quoted_")
-        elif found.group() == "/*":
-            depth = 1
-            while depth and (edge := _COMMENT_EDGE.search(text, place)) is not None:
-                depth += 1 if edge.group() == "/*" else -1
-                place = edge.end()
-            place = len(text) if depth else place
-    kept.append(text[place:])
-    return [part.strip() for part in " ".join(kept).split(";") if part.strip()]
+    """The statements without comments and literals; of quoted names only what is harmless.
+
+    In PostgreSQL comments nest. Of one that does, the beginning is left.
+    """
+    kept = noise.sub(
+        lambda found: re.sub(r"[^\w.]", "_", found[0]) if found[0][0] == '"' else " ", text
+    )
+    return [each.strip() for each in kept.split(";")]
 
 
 def settings_of(text: str, values: Any) -> dict[str, bool] | None:
@@ -208,29 +132,18 @@ def settings_of(text: str, values: Any) -> dict[str, bool] | None:
     None if a name cannot be read, or has several values in one text.
     """
     found: dict[str, bool] = {}
-    text = _COMMENT.sub(" ", text)
-    for statement in text.split(";"):
-        if (each := _SET.match(statement.strip())) is not None:
-            name = ".".join(part.strip(' \t\r\n"') for part in each["name"].lower().split("."))
-            name = _OTHER_NAMES.get(" ".join(name.split()), name)
-            if name in found:
-                return None
-            found[name] = each["local"] is not None
-    calls = list(_ARGUMENTS.finditer(text))
-    if len(calls) < len(_SET_CONFIG.findall(text)):
-        return None
-    for call in calls:
-        name = call["name"] or _value(text, call, "name", values)
-        local = call["local"] or _value(text, call, "local", values)
-        if not isinstance(name, str) or name.lower() in found:
+    for each in filter(None, map(_SET.match, _statements(text, _NOISES[0]))):
+        name = ".".join(part.strip().strip("_") for part in each["name"].lower().split("."))
+        name = _OTHER_NAMES.get(" ".join(name.split()), name)
+        if name in found:
             return None
-        found[name.lower()] = str(local).lower() not in _FALSE
-    return found
-
-
-def _value(text: str, call: re.Match[str], which: str, values: Any) -> Any:
-    """A bound argument."""
+        found[name] = each["local"] is not None
     if isinstance(values, Mapping):
-        return values.get(call[f"{which}_key"])
-    place = text[: call.start(f"{which}_next")].count("%s")
-    return values[place] if isinstance(values, tuple) and place < len(values) else None
+        text %= {name: literal(str(value)) for name, value in values.items()}
+    elif isinstance(values, tuple):
+        text %= tuple(literal(str(value)) for value in values)
+    calls = list(_ARGUMENTS.finditer(text))
+    names = {call["name"].lower() for call in calls}
+    if len(names - found.keys()) < len(_SET_CONFIG.findall(text)):
+        return None
+    return found | {call["name"].lower(): call["local"].lower() not in _FALSE for call in calls}

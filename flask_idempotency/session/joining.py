@@ -10,7 +10,6 @@ class gets a ``get_bind`` on top, which holds for sessions that ``db.session.rem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -54,14 +53,6 @@ class JoiningSession:
         if joined is not None and joined.transaction.connection is connection:
             joined.transaction.show()
         return connection
-
-    def flush(self, *args: Any, **kwargs: Any) -> None:
-        """Meanwhile nothing waits: a mapper's listener may write by the driver's own cursors."""
-        flush = super().flush  # type: ignore[misc]
-        if innermost.get() is None or (joined := _joined(self)) is None:
-            flush(*args, **kwargs)
-        else:
-            joined.transaction.flushes(self, partial(flush, *args, **kwargs))
 
 
 def _joined(session: Any) -> OpenTransaction | None:

@@ -200,8 +200,7 @@ class OpenTransaction(Running):
         connection = self.transaction.connection
         if session is not None and connection in connections(session).values():
             self._note(session)
-            options = connection.engine.get_execution_options()
-            self.transaction.begins(session, options, at_once=False)
+            self.transaction.begins(session, connection.get_execution_options())
             continue_nested(session, connection)
 
     def _note(self, session: Session) -> None:
@@ -254,7 +253,7 @@ class OpenTransaction(Running):
             transaction.turn(session)
         else:
             options = bind.get_execution_options()
-            transaction.begins(session, options, at_once=bool(session.dispatch.after_begin))
+            transaction.begins(session, options)
         return connection
 
     def _refuse_other(self, engine: Engine) -> NoReturn:

@@ -8,7 +8,6 @@ from flask_idempotency.core.logs import log
 
 from .guard import traits_of
 from .operation import outer_transaction
-from .transaction import innermost
 from .undone import watched
 
 _warned: set[tuple[str, bool]] = set()
@@ -16,12 +15,12 @@ _warned: set[tuple[str, bool]] = set()
 
 def hear(connection: Connection, statement: str) -> None:
     """A statement is about to be sent on a connection that is no operation's."""
-    if innermost.get() is None:
-        if (commits := watched.get()) is not None and traits_of(statement).writes:
-            commits.has_written = True
+    commits, running = watched.get(), outer_transaction()
+    if (commits is None and running is None) or not traits_of(statement).writes:
         return
-    running = outer_transaction()
-    if running is None or not traits_of(statement).writes or connection.engine in running.other_binds:
+    if commits is not None:
+        commits.hear(connection)
+    if running is None or connection.engine in running.other_binds:
         return
     is_own = connection.engine.pool is running.transaction.connection.engine.pool
     if (running.operation.name, is_own) not in _warned:

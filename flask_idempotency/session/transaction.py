@@ -2,9 +2,10 @@
 
 A session joins it by SQLAlchemy's own recipe (:mod:`.joining`): each of its transactions is a savepoint
 here, a *unit*. What SQLAlchemy asks of its dialect, to set, release or roll back to a savepoint, to
-commit and to roll back, comes here first, and so does each statement, by the dialect's events. A
-savepoint waits, and is sent in a message of its own before the next statement, or in front of the last
-message: one in which nothing was sent is never sent.
+commit and to roll back, comes here first, and so does each statement, by the dialect's events.
+
+A savepoint is set, and rolled back to, at once. Only a RELEASE waits, as it changes nothing that
+anybody could see: it is sent with the next savepoint, or in front of what comes next.
 
 The operation is found by SQLAlchemy's connection, and where only the driver's is known, by that.
 """
@@ -15,7 +16,6 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from threading import RLock
 from typing import Any, NoReturn
 from weakref import WeakSet, ref
 
@@ -41,21 +41,25 @@ FIRST = "idempotency_first"
 ABORTED = "25P02"
 SERIALIZATION_FAILURE = "40001"
 
-CHECK = ["SET CONSTRAINTS ALL IMMEDIATE"]
-"""Every deferred check now, as in a COMMIT."""
+CHECK = [
+    "SAVEPOINT idempotency_check",
+    "SET CONSTRAINTS ALL IMMEDIATE",
+    "ROLLBACK TO idempotency_check",
+]
+"""Every deferred check now, as in a COMMIT; what is deferred stays so."""
 
-CHECK_ALONE = ["SAVEPOINT idempotency_check", *CHECK, "ROLLBACK TO idempotency_check"]
-"""The same, and what is deferred stays so: no name of a constraint can go stale."""
-
-AT_ONCE = {"idle_in_transaction_session_timeout", "idle_session_timeout"}
-"""Settings that work while nothing is sent."""
+HAS_NUMBER = """SELECT count(*) > 1 FROM pg_locks
+ WHERE pid = pg_backend_pid() AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"""
+"""What texts do not tell: whether anything was changed in an open savepoint. A subtransaction that did
+has a number of its own, as have all above it, and holds the lock on it until it ends (Postgres manual,
+"Subtransactions")."""
 
 LASTING = {"isolation_level", "postgresql_readonly", "postgresql_deferrable"}
 """Options of a connection that no transaction of it ends."""
 
 OVERLAP = (
-    "two sessions or connections of the view have uncommitted work at the same time, and one would undo"
-    " or commit what is the other's: commit one before using the other"
+    "two sessions or connections of the view work at the same time, and one would undo or commit what"
+    " is the other's: commit or close one before using the other"
 )
 NOT_OURS = (
     "the view ended the operation's transaction: inside an atomic operation use db.session.commit() and"
@@ -65,10 +69,9 @@ FAILED = (
     "a statement in db.session had failed before the idempotent view began, and nobody had rolled back:"
     " call db.session.rollback() where the error is caught"
 )
-ENDED = "the operation has ended: this connection was part of it, and is no more"
-ELSEWHERE = (
-    "a statement was sent on the operation's connection outside of its context, in a thread without a"
-    " copy of it: use a session or connection of its own there"
+LATE = (
+    "the operation's connection is used where the operation has ended, or outside of its context, in a"
+    " thread without a copy of it: use a session or connection of its own there"
 )
 
 innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=None)
@@ -91,111 +94,86 @@ def transaction_of(connection: Connection) -> OperationTransaction | None:
 class _Savepoint:
     """One of the savepoints that are open, from outermost to innermost.
 
-    ``owner`` is the session whose unit it is. ``did`` says that a statement in it may have done more
-    than read, ``has_inner`` that a unit was committed in it, and ``saved`` which settings were changed
-    in it, for the transaction or not.
+    ``sql`` is its name on the server, and ``owner`` the session whose unit it is, if it is one.
+    ``did`` says that a statement in it may have done more than read; ``commits`` is how many units were
+    committed before it, and ``saved`` has the settings that were changed in it for the transaction, as
+    they were.
     """
 
     name: str
     sql: str
     owner: Any
-    is_unit: bool = False
-    did: bool = False
-    has_inner: bool = False
-    saved: dict[str, bool] = field(default_factory=dict)
+    did: bool
+    commits: int
+    saved: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False, repr=False)
 class OperationTransaction:
     """The transaction on ``connection``, which is ``raw`` and holds the record's row.
 
     The row is locked there, and behind that the savepoint ``first`` is set. ``deferred`` says that the
     database has constraints that are deferred by definition, and ``reads_may_write`` that no text tells
-    what a SELECT does. ``again`` refers to what begins the
-    transaction once more, and locks the row: after a rollback of all of it, for a session that was in
-    it before the view, and ``had_written`` or not. ``wrote`` says that a committed unit did more than
-    read; ``rollbacks`` counts units that may have and were rolled back. ``running`` is who runs in it,
-    if sessions joined. ``broken`` is why the operation can no longer commit, even if the view catches
-    the error.
+    what a SELECT does. ``again`` refers to what begins the transaction once more, and locks the row:
+    after a rollback of all of it, for a session that was in it before the view, and ``had_written`` or
+    not. ``wrote`` says that a committed unit did more than
+    read; ``commits`` counts units, and ``rollbacks`` those that may have and were rolled back.
+    ``running`` is who runs in it, if sessions joined. ``broken`` is why the operation can no longer
+    commit, even if the view catches the error; ``over`` is why nothing more is to be sent.
     """
 
-    broken: IdempotencyError | None = None
-    running: Callable[[], Any] | None = None
-    wrote = leaving = at_once = _flushing = _defers = _is_shown = False
+    connection: Connection
+    raw: RawConnection
+    deferred: bool = False
+    reads_may_write: bool = False
+    is_strict: bool = False
+    had_written: bool = False
+    again: Callable[[], Any] | None = None
+    first: str | None = FIRST
+
+    broken: IdempotencyError | None = field(default=None, init=False)
+    over: str | None = field(default=LATE, init=False)  # until it has begun
+    running: Callable[[], Any] | None = field(default=None, init=False)
+    wrote = leaving = False
     commits = rollbacks = 0
-    is_parents = False  # in a forked child
-    _is_over = True  # until it has begun
-    _beginner: Any = None  # the session whose unit the next savepoint is
-    _last: Callable[[], None] | None = None
-    _error: BaseException | None = None
+    error: BaseException | None = field(default=None, init=False)
+    _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
+    _waiting: list[str] = field(default_factory=list, init=False)
+    _beginner: Any = field(default=None, init=False)  # the session whose unit the next savepoint is
+    _last: Callable[[], None] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        connection: Connection,
-        raw: RawConnection,
-        *,
-        deferred: bool = False,
-        reads_may_write: bool = False,
-        is_strict: bool = False,
-        had_written: bool = False,
-        again: Callable[[], Any] | None = None,
-        first: str | None = FIRST,
-    ) -> None:
-        self.connection, self.raw, self.lock = connection, raw, RLock()
-        self._deferred, self._is_strict, self.again = deferred, is_strict, again
-        self._had_written, self._reads_may_write = had_written, reads_may_write
-        self._first = first  # the savepoint that is there and nobody's yet
-        self._savepoints: list[_Savepoint] = []
-        self._gave_way: dict[Any, str] = {}  # sessions whose unit had only read, with its name
-        self._waiting: list[str] = []
-        self._options = connection.engine.get_execution_options()
-        raw.operation = ref(self)
-        _open[id(connection)] = raw.operation
-        self._is_over = False
-        if not connection.in_transaction():
-            connection.begin()
+    def __post_init__(self) -> None:
+        self._options = self.connection.engine.get_execution_options()
+        self.raw.operation = ref(self)
+        _open[id(self.connection)] = self.raw.operation
+        self.over = None
+        if not self.connection.in_transaction():
+            self.connection.begin()
 
-    def begins(self, session: Any, options: Mapping[str, Any], *, at_once: bool) -> None:
-        """A unit of this session comes next; ``at_once``: others may look on its connection."""
-        if self._savepoints:
-            self._give_way()
-        self._beginner, self.at_once = session, self.at_once or at_once
-        if options is not self._options:
-            level = self._options.get("isolation_level")
-            if options.get("isolation_level", level) != level:
+    def begins(self, session: Any, options: Mapping[str, Any]) -> None:
+        """A unit of this session comes next: inside that of another one, if that has only read.
+
+        When it is committed, the other one begins once more behind it.
+        """
+        is_inside = self._savepoints and any(each.owner is not None for each in self._savepoints)
+        if is_inside and self._is_used():
+            self.refuse(OVERLAP)
+        self._beginner = session
+        found = self.connection.get_execution_options()
+        if options is not found:  # what a session chose for its connection ends with its transaction
+            changed = {name for name in {*found, *options} if options.get(name) != found.get(name)}
+            if LASTING & changed & options.keys():
                 self.refuse(guard.CHOSEN)
-            self.connection.execution_options(**options)
+            if changed := changed - LASTING:
+                self.connection.execution_options(**{name: options.get(name) for name in changed})
 
     def turn(self, session: Any) -> None:
-        """A statement of this session comes next: its unit is to be open."""
-        if self._gave_way and session in self._gave_way:
-            self.begins(session, self._options, at_once=False)
-            self.savepoint(self._gave_way.pop(session))
-
-    def _give_way(self) -> None:
-        """Release a unit that has only read: its session sets it again when it is its turn."""
-        if self.is_lost():
-            self._savepoints.clear()  # SQLAlchemy refuses what comes next
-        place = next((n for n, each in enumerate(self._savepoints) if each.is_unit), None)
-        if place is None:
-            return
-        unit = self._savepoints[place]
-        is_plain = self.connection.get_execution_options() is self._options
-        is_alone = is_plain and not unit.saved and unit is self._savepoints[-1] and not self.is_failed()
-        if (unit.did and not self._reads_may_write) or not is_alone or self._has_number(unit):
-            self.refuse(OVERLAP)
-        self._gave_way[unit.owner] = self._savepoints.pop().name
-        self._release(unit)
-
-    def flushes(self, session: Any, flush: Callable[[], None]) -> None:
-        """Let a session send its changes, and nothing wait meanwhile."""
-        is_waiting = self._savepoints and self._waiting and not self.is_failed()
-        if is_waiting and (session.new or session.dirty or session.deleted):
-            self.flush()
-        before, self._flushing = self._flushing, True
-        try:
-            flush()
-        finally:
-            self._flushing = before
+        """A statement of this session comes next: it would be part of the innermost unit."""
+        for each in reversed(self._savepoints):
+            if each.owner is session:
+                return
+            if each.owner is not None:
+                self.refuse(OVERLAP)
 
     # What SQLAlchemy asks of its dialect.
 
@@ -203,245 +181,178 @@ class OperationTransaction:
         """Set a savepoint: the unit of a session that begins, or one inside."""
         self._check()
         owner, self._beginner = self._beginner, None
-        new = _Savepoint(name, name, owner)
-        if self._savepoints:
-            new.is_unit = owner is not None and not any(each.is_unit for each in self._savepoints)
+        sql, self.first = self.first or name, None
+        if sql is name:
             self._waiting.append(f"SAVEPOINT {name}")
-        else:
-            new.is_unit = owner is not None
-            if self._first is None:
-                self._waiting.append(f"SAVEPOINT {name}")
-            else:
-                new.sql, self._first, new.did = self._first, None, self._had_written
-        if self._waiting and (self.at_once or self._flushing or self.is_failed()):
-            try:
-                self.flush()
-            except self.raw.Error:
-                self._forget(new)
-                raise
-        self._savepoints.append(new)
+            self.flush()
+        self._savepoints.append(_Savepoint(name, sql, owner, self.had_written, self.commits))
+        self.had_written = False
 
     def release(self, name: str) -> None:
         """Release a savepoint. Raises what a COMMIT would raise, if it is a unit."""
         self._check()
-        done = self._savepoints[-1] if self._savepoints else None
-        if done is None or done.name != name:
-            if any(each.name == name for each in self._savepoints):
-                self.refuse(OVERLAP)
-            return  # it gave way
-        if done.is_unit:
+        if not self._savepoints or self._savepoints[-1].name != name:
+            self.refuse(OVERLAP)
+        done = self._savepoints[-1]
+        if done.owner is not None:
             self._commit(done)
             return
-        self._release(done)
-        if self._waiting and self.is_failed():
-            try:
-                self.flush()
-            finally:
-                self._waiting = []  # the view's rollback ends it
+        self._waiting.append(f"RELEASE {done.sql}")
+        if self.is_failed():
+            self.flush()  # the server says so
         self._savepoints.pop()
         if self._savepoints:
-            self._savepoints[-1].did = self._savepoints[-1].did or done.did
+            self._savepoints[-1].did |= done.did
             self._savepoints[-1].saved.update(done.saved)
 
     def _commit(self, unit: _Savepoint) -> None:
         if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
             self.roll_back_to(unit.name)
             return
-        if unit.did and (self._deferred or self._defers):
-            self._check_constraints(unit)
-        self._savepoints.pop()
-        names = [name for name, local in unit.saved.items() if local]
-        if names:
-            self._waiting.append(settings.put_back(names))
-        self._release(unit)
-        if AT_ONCE.intersection(names):
-            self.flush()
-        for outer in self._savepoints:
-            outer.has_inner = True
+        if unit.did and self.deferred:
+            self._waiting += CHECK
+            try:
+                self.flush(may_fail=True)
+            except exc.DBAPIError:
+                self.roll_back_to(unit.name)
+                raise
+        outer = self._savepoints
+        outer.pop()
+        if unit.saved:
+            self._waiting.append(settings.put_back(unit.saved))
+        self._waiting.append(f"RELEASE {unit.sql}")
         self.commits += 1
         self.wrote = self.wrote or unit.did
-        self.again, self._had_written = None, False  # what was done before the view is committed, too
-        self._put_options_back()
-
-    def _check_constraints(self, unit: _Savepoint) -> None:
-        self._waiting += CHECK_ALONE if self._deferred else CHECK
-        try:
-            self.flush(may_fail=True)
-        except self.raw.Error:
-            self._savepoints.pop()
-            self._undo(unit)
-            raise
+        self.again = None  # what was done before the view is committed, too
+        if outer and any(each.owner is not None for each in outer):  # they have only read: see begins
+            self._waiting += [f"RELEASE {outer[0].sql}", *(f"SAVEPOINT {each.sql}" for each in outer)]
+            self.flush()
+            for each in outer:
+                each.commits = self.commits
 
     def roll_back_to(self, name: str) -> None:
         """Roll back to a savepoint and release it, at once: that frees locks."""
-        if self.is_parents:
-            return  # the session has let go of it, and nothing may be sent
-        self._check()
         place = next((n for n, each in enumerate(self._savepoints) if each.name == name), None)
-        if place is None:
+        if place is None or self.over is not None:
             return
-        done = self._savepoints[place]
-        if done.has_inner or any(each.is_unit and each.did for each in self._savepoints[place + 1 :]):
-            self.refuse(OVERLAP)
+        self._check()
+        done, inner = self._savepoints[place], self._savepoints[place + 1 :]
         del self._savepoints[place:]
-        if not self._forget(done):
-            self._undo(done)
-        if done.is_unit:
-            self.rollbacks += done.did
-            self._put_options_back()
+        inner_work = any(each.did and each.owner is not None for each in inner)
+        if inner_work or done.commits != self.commits:
+            self.broken = NotAtomic(OVERLAP)
+            if not self.leaving:
+                raise self.broken
+            return
+        self._undo(done)
+        self.rollbacks += done.owner is not None and done.did
 
     def _undo(self, done: _Savepoint) -> None:
         if done.sql == FIRST and self.again is not None:
-            self._waiting = []
-            again, self.again, self._had_written = self.again, None, False
+            again, self.again, self._waiting = self.again, None, []
+            was_shown = self.raw.is_shown
             again()()
-            self._first = FIRST
-            if self._is_shown:
+            self.first = FIRST
+            if was_shown:
                 self.raw.show()
-            return
-        self._waiting = [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
-        if not self.leaving:
-            self.flush()
-
-    def _release(self, done: _Savepoint) -> None:
-        if not self._forget(done):
-            self._waiting.append(f"RELEASE {done.sql}")
-
-    def _forget(self, done: _Savepoint) -> bool:
-        """Drop a savepoint that was never sent, with all that waits behind it."""
-        begin = f"SAVEPOINT {done.sql}"
-        if begin not in self._waiting:
-            return False
-        del self._waiting[self._waiting.index(begin) :]
-        return True
-
-    def _put_options_back(self) -> None:
-        """What a session chose for its connection ends with its transaction."""
-        options = self.connection.get_execution_options()
-        if options is not self._options:
-            changed = {name for name in options if options[name] is not self._options.get(name)}
-            if changed := changed - LASTING:
-                before = {name: self._options.get(name) for name in changed}
-                self.connection.execution_options(**before)
+        else:
+            self._waiting = [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
+            if not self.leaving:
+                self.flush()
 
     def before(self, cursor: Any, text: str, values: Any) -> None:
         """A statement is about to be sent: refuse it, or send first what belongs in front of it."""
         self._check()
-        with self.lock:
-            traits = guard.traits_of(text)
-            if refused := traits.refused or self._ended_past_us():
-                self.refuse(refused)
-            if not traits.plain:
-                self.raw.is_unsure = True
-            if not self._savepoints:
-                self.wrote = self.wrote or traits.writes
-                if self._first is not None:
-                    self._leave_first()
-            else:
-                if traits.writes or self._reads_may_write:
-                    self._savepoints[-1].did = True
-                if traits.sets:
-                    self._save_settings(text, values)
-            self._defers = self._defers or traits.defers
-            if self._waiting:
-                self.flush()
-            if getattr(cursor, "name", None):  # a cursor on the server
-                if self.is_failed():
-                    self._send([], "SELECT")  # the server says so; psycopg2 would say another thing
-                self.show()
-
-    def _ended_past_us(self) -> str | None:
-        """Return why nothing more may be sent: outside a transaction, it would commit by itself."""
-        return NOT_OURS if self.raw.status() == IDLE else None
-
-    def _leave_first(self) -> None:
-        """What comes next is part of no unit."""
-        self._waiting.append(f"RELEASE {self._first}")
-        self._first = None
+        traits = guard.traits_of(text)
+        if traits.refused:
+            self.refuse(traits.refused)
+        if self.raw.status() == IDLE:
+            self.refuse(NOT_OURS)  # outside a transaction, what comes next would commit by itself
+        self.raw.is_unsure |= traits.unprepares
+        if self._savepoints:
+            self._savepoints[-1].did |= traits.writes or self.reads_may_write
+            if traits.sets:
+                self._save_settings(text, values)
+        else:
+            self.wrote |= traits.writes
+        self.flush()
+        if getattr(cursor, "name", None):  # a cursor on the server
+            self.show()
 
     def _save_settings(self, text: str, values: Any) -> None:
         found = guard.settings_of(text, values)
         if found is None:
             self.refuse(guard.NAMELESS)
-        known = {name for each in self._savepoints for name, local in each.saved.items() if local}
-        if new := {name for name, local in found.items() if local} - known:
-            self._waiting.append(settings.save(new))
-        for each in self._savepoints:
-            each.saved = {name: kept for name, kept in each.saved.items() if name not in found}
-        self._savepoints[-1].saved.update(found)
+        known = {name for each in self._savepoints for name in each.saved}
+        if new := [name for name, local in found.items() if local and name not in known]:
+            self.flush()
+            row = self._send([], settings.ask(new)).fetchall()[0]
+            self._savepoints[-1].saved.update(zip(new, row, strict=True))
+        for name in known.intersection(name for name, local in found.items() if not local):
+            for each in self._savepoints:  # it is set for the connection now, which a commit keeps
+                each.saved.pop(name, None)
 
     def flush(self, *, may_fail: bool = False) -> None:
         """Send what waits, in a message of its own. ``may_fail``: that breaks nothing."""
+        if self.first is not None:  # what comes next is part of no unit
+            self._waiting.append(f"RELEASE {self.first}")
+            self.first = None
         if self._waiting:
             self._send(self._waiting, may_fail=may_fail)
             self._waiting = []
-
-    def ask(self, question: str) -> Any:
-        """The first value of a statement of ours. Raises ``StoreUnavailable`` or ``NotAtomic``."""
-        try:
-            if self._waiting:
-                self.flush()
-            return self._send([], question).fetchall()[0][0]
-        except self.raw.Error as error:
-            raise (
-                StoreUnavailable() if self.is_lost() else self.broken or NotAtomic(FAILED)
-            ) from error
 
     def _send(self, first: list[str], text: str = "", *, may_fail: bool = False) -> Any:
         try:
             return self.raw.send(text, None, first)
         except self.raw.Error as error:
-            self._error = error
+            self.error = error
             # In a failed transaction all waits for the view's rollback; on a lost connection nothing
             # does.
             if not may_fail and sqlstate(error) != ABORTED and not self.is_lost():
                 self.broken = self.broken or NotAtomic(
                     f"a savepoint of the operation could not be set or ended: {error}"
                 )
-            raise
+            # As SQLAlchemy raises those of a statement.
+            dialect = self.connection.dialect
+            raise exc.DBAPIError.instance(None, None, error, self.raw.Error, dialect=dialect) from error
         except BaseException as error:
             self.connection.invalidate(error)  # nobody knows what has arrived
             raise
 
     def show(self) -> None:
         """The driver's connection is about to be used by itself: it sees all, and ends nothing."""
-        self.at_once = self.raw.is_unsure = True
+        self.raw.is_unsure = True
         if self._savepoints:
             self._savepoints[-1].did = True
-        elif self._first is not None:
-            self._leave_first()
-        if self._is_shown or self.is_failed():
-            return
-        self._is_shown = True
-        if self._waiting:
-            self.flush()
-        self.raw.show()
-        pooled: Any = self.connection.connection
-        pooled.dbapi_connection = _Door(self.raw.driver, self)
+        self.flush()
+        if not (self.raw.is_shown or self.is_failed()):
+            self.raw.show()
+            pooled: Any = self.connection.connection
+            pooled.dbapi_connection = _Door(self.raw.driver, partial(self.refuse, NOT_OURS))
 
     def has_written(self) -> bool:
-        """Return True if the open unit has changed or locked a row: asks the server, if it may have."""
-        did = [each for each in self._savepoints if each.did]
-        return bool(did) and not self.is_failed() and self._has_number(did[0])
+        """Return True if an open unit has changed or locked a row: asks the server, if it may have.
 
-    def _has_number(self, savepoint: _Savepoint) -> bool:
-        """Ask the server what texts do not tell: whether anything was changed in an open savepoint.
-
-        A subtransaction that did has a number of its own, as have all above it, and holds the lock on
-        it until it ends (Postgres manual, "Subtransactions").
+        Raises ``StoreUnavailable`` or ``NotAtomic``.
         """
+        if self.is_failed() or not any(each.did for each in self._savepoints):
+            return False
         if self.connection.dialect.name != "postgresql":
-            return savepoint.did
-        return f"SAVEPOINT {savepoint.sql}" not in self._waiting and bool(
-            self.ask(
-                "SELECT count(*) > 1 FROM pg_locks WHERE pid = pg_backend_pid()"
-                " AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"
-            )
-        )
+            return True
+        try:
+            self.flush()
+            return bool(self._send([], HAS_NUMBER).fetchall()[0][0])
+        except exc.DBAPIError as error:
+            raise (
+                StoreUnavailable() if self.is_lost() else self.broken or NotAtomic(FAILED)
+            ) from error
 
     def waits_for_commit(self) -> bool:
         """Return True if a commit above the view may still have something to do. Sends nothing."""
-        if self.again is not None or any(each.did or each.saved for each in self._savepoints):
+        return self.again is not None or self._is_used()
+
+    def _is_used(self) -> bool:
+        if any(each.did or each.saved for each in self._savepoints):
             return True
         return self.connection.get_execution_options() != self._options or self.is_failed()
 
@@ -455,12 +366,12 @@ class OperationTransaction:
 
     def is_ours(self, error: BaseException | None) -> bool:
         """Return True if the driver's error came from this connection."""
-        return error is not None and error is self._error
+        return error is not None and error is self.error
 
     def failed(self, error: BaseException) -> None:
         """A statement of the view has failed."""
-        self._error = error
-        if self._is_strict and sqlstate(error) == SERIALIZATION_FAILURE:
+        self.error = getattr(error, "orig", error)
+        if self.is_strict and sqlstate(error) == SERIALIZATION_FAILURE:
             # The snapshot is the operation's: no retry in the view can succeed on it.
             self.broken = self.broken or TransactionConflict()
 
@@ -471,13 +382,13 @@ class OperationTransaction:
 
     def _check(self) -> None:
         """Raise ``NotAtomic`` for what is sent after the end, by a forked child, or from elsewhere."""
-        if self._is_over:
-            raise NotAtomic(INHERITED if self.is_parents else ENDED)
+        if self.over is not None:
+            raise NotAtomic(self.over)
         if self.running is not None:
             running, mine = innermost.get(), self.running()
             while running is not mine:  # in the operation's context, copies of it, or operations inside
                 if running is None:
-                    self.refuse(ELSEWHERE)
+                    self.refuse(LATE)
                 running = running.outer
 
     # The end.
@@ -487,41 +398,39 @@ class OperationTransaction:
         root = self.connection.get_transaction()
         if root is None or not root.is_active:
             raise NotAtomic(NOT_OURS)
-        with self.lock:
-            self.running = None  # what a listener for the commit writes is part of it
-            self._last = lambda: self.raw.commit(text, values, self._waiting)
-            try:
-                root.commit()
-            finally:
-                self._last, self._is_over = None, True
+        self.running = None  # what a listener for the commit writes is part of it
+        self._last = lambda: self.raw.commit(text, values, self._waiting)
+        try:
+            root.commit()
+        finally:
+            self._last, self.over = None, LATE
 
     def end(self) -> None:
         """Roll back what is open, and give the connection back. Does nothing the second time."""
-        if self.is_parents:
-            return
-        with self.lock:
+        if self.over is not INHERITED:
             self.leave()
             give_back(self.connection, self.raw)
 
     def __del__(self) -> None:
         # An exit may strike before anybody can end it, and a connection in a transaction is a cycle.
-        if not self._is_over:
+        if self.over is None:
             self.end()
 
     def leave(self) -> None:
         """Leave the connection to whoever goes on with it."""
-        self._is_over = True
+        self.over = LATE
         _open.pop(id(self.connection), None)
-        if self._is_shown and not (self.connection.invalidated or self.connection.closed):
+        if self.raw.is_unsure and not (self.connection.invalidated or self.connection.closed):
             pooled: Any = self.connection.connection
-            pooled.dbapi_connection = self.raw.driver
+            if isinstance(pooled.dbapi_connection, _Door):
+                pooled.dbapi_connection = self.raw.driver
         self.raw.operation = bool
 
     def end_by(self, how: str) -> None:
         """SQLAlchemy commits or rolls back the connection's own transaction."""
         if self._last is not None and how == "commit":
             self._last()
-        elif not self._is_over:
+        elif self.over is None:
             self.refuse(NOT_OURS)
 
 
@@ -533,24 +442,15 @@ def leave_to_parent() -> None:
     """In a forked child, refuse what would go on in the parent's transactions."""
     for found in _open.values():
         if (transaction := found()) is not None:
-            transaction.is_parents = transaction._is_over = True  # noqa: SLF001 -- of this file
+            transaction.over = INHERITED
             _inherited.append(transaction.connection)
 
 
 class _Door:
     """The driver's connection, as a view reaches it: only the operation ends its transaction."""
 
-    def __init__(self, driver: Any, transaction: OperationTransaction) -> None:
-        vars(self).update(__wrapped__=driver, _transaction=transaction)
-
-    def commit(self) -> None:
-        """Refuse."""
-        self._transaction.refuse(NOT_OURS)
-
-    rollback = __enter__ = commit
-
-    def __exit__(self, *_error: object) -> None:
-        """It was not entered."""
+    def __init__(self, driver: Any, refuse: Callable[[], NoReturn]) -> None:
+        vars(self).update(__wrapped__=driver, commit=refuse, rollback=refuse)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
@@ -571,29 +471,26 @@ def hook(engine: Engine, stray: Stray) -> None:
     if dialect in _hooked:
         return
     _hooked.add(dialect)
-    verbs: Any = dialect
-    verbs.do_savepoint = partial(_about_savepoint, OperationTransaction.savepoint, verbs.do_savepoint)
-    verbs.do_release_savepoint = partial(
-        _about_savepoint, OperationTransaction.release, verbs.do_release_savepoint
-    )
-    verbs.do_rollback_to_savepoint = partial(
-        _about_savepoint, OperationTransaction.roll_back_to, verbs.do_rollback_to_savepoint
-    )
-    verbs.do_commit = partial(_about_transaction, "commit", verbs.do_commit)
-    verbs.do_rollback = partial(_about_transaction, "rollback", verbs.do_rollback)
+    verbs: dict[str, partial[None]] = {
+        "do_savepoint": partial(_about_savepoint, OperationTransaction.savepoint),
+        "do_release_savepoint": partial(_about_savepoint, OperationTransaction.release),
+        "do_rollback_to_savepoint": partial(_about_savepoint, OperationTransaction.roll_back_to),
+        "do_commit": partial(_about_transaction, "commit"),
+        "do_rollback": partial(_about_transaction, "rollback"),
+    }
+    for name, ours in verbs.items():
+        setattr(dialect, name, partial(ours, getattr(dialect, name)))
 
     # Events of the dialect: one of the engine would cost each statement of the application some 200
     # function calls.
-    def execute(cursor: Any, statement: Any, parameters: Any, context: Any) -> None:
-        found = _open.get(id(context.root_connection)) if _open else None
+    def execute(cursor: Any, statement: Any, *more: Any) -> None:
+        root = more[-1].root_connection
+        found = _open.get(id(root)) if _open else None
         if found is not None and (transaction := found()) is not None:
             text = statement if type(statement) is str else _text(statement, cursor)
-            transaction.before(cursor, text, parameters)
+            transaction.before(cursor, text, more[0])
         elif innermost.get() is not None or watched.get() is not None:
-            stray(context.root_connection, statement)
-
-    def execute_without_parameters(cursor: Any, statement: Any, context: Any) -> None:
-        execute(cursor, statement, None, context)
+            stray(root, _text(statement, cursor))
 
     def failed(context: Any) -> None:
         transaction = context.connection and transaction_of(context.connection)
@@ -601,9 +498,8 @@ def hook(engine: Engine, stray: Stray) -> None:
             transaction.failed(context.original_exception)
 
     event.listen(dialect, "handle_error", failed)
-    for name in ("do_execute", "do_executemany"):
-        event.listen(dialect, name, execute, insert=True)
-    event.listen(dialect, "do_execute_no_params", execute_without_parameters, insert=True)
+    for event_name in ("do_execute", "do_executemany", "do_execute_no_params"):
+        event.listen(dialect, event_name, execute, insert=True)
 
 
 def _text(statement: Any, cursor: Any) -> str:
@@ -622,18 +518,16 @@ def _about_savepoint(
     transaction = transaction_of(connection)
     if transaction is None:
         theirs(connection, name)
-        return
-    kind = transaction.raw.Error
-    try:
+    else:
         ours(transaction, name)
-    except kind as error:  # as SQLAlchemy raises those of a statement
-        raise exc.DBAPIError.instance(None, None, error, kind, dialect=connection.dialect) from error
 
 
 def _about_transaction(how: str, theirs: Callable[[Any], None], pooled: Any) -> None:
     raw = taken.get(innermost_of(pooled.dbapi_connection)) if taken else None
     if raw is None:
         theirs(pooled)
+        if (commits := watched.get()) is not None:
+            commits.end(how, pooled)
     elif operation := raw.operation():
         operation.end_by(how)
     else:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from weakref import WeakSet
 
-from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection
 
 from flask_idempotency.core.logs import log
 
 from .sources import Sessions
+from .sqlalchemy_private import connections
 
 _warned: set[tuple[bool, str]] = set()
 
@@ -39,38 +38,22 @@ def warn_undone(name: str, status: int, *, observed: bool = False) -> None:
 class Commits:
     """What ``db.session`` commits during a request that is only observed."""
 
-    has_written = has_committed = False
+    sessions: Sessions
+    has_committed = False
+    _written: object = None  # the connection of the pool that it has written on
 
-    def note_commit(self, session: Session) -> None:
-        """A transaction of the session's has committed."""
-        if session.get_nested_transaction() is None:
-            self.has_committed = self.has_committed or self.has_written
+    def hear(self, connection: Connection) -> None:
+        """Something is written on a connection: what is none of ``db.session``'s would stay."""
+        session = self.sessions.present()
+        if session is not None and connection in connections(session).values():
+            self._written = connection.connection
+
+    def end(self, how: str, pooled: object) -> None:
+        """The transaction on a connection of a pool has ended."""
+        if pooled is self._written:
+            self._written = None
+            self.has_committed = self.has_committed or how == "commit"
 
 
 watched: ContextVar[Commits | None] = ContextVar("flask_idempotency.commits", default=None)
-"""Those of the request that is observed here."""
-
-_heard: WeakSet[type] = WeakSet()
-"""The classes of sessions whose commits are heard: from the first observed request on."""
-
-
-def watch_commits(sessions: Sessions) -> Commits:
-    """From now on, until ``watched`` is None again, keep account of what is committed here."""
-    kind = sessions.factory.class_
-    if kind not in _heard:
-        _heard.add(kind)
-        event.listen(kind, "after_commit", _note_commit)
-        event.listen(kind, "after_soft_rollback", _note_rollback)
-    found = Commits()
-    watched.set(found)
-    return found
-
-
-def _note_commit(session: Session) -> None:
-    if (commits := watched.get()) is not None:
-        commits.note_commit(session)
-
-
-def _note_rollback(_session: Session, _undone: object) -> None:
-    if (commits := watched.get()) is not None:
-        commits.has_written = False
+"""Those of the request that is observed here, until it is None again."""

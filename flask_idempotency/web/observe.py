@@ -36,7 +36,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default, outcome_after
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
+from flask_idempotency.session.undone import Commits, warn_undone, watched
 from flask_idempotency.web.request.identity import (
     found_for_old,
     identify,
@@ -91,7 +91,8 @@ class Observed:
         self._told = current.told  # a function that the view calls has others
         self._told.began = time.monotonic()  # what our own question took does not count
         if self._execution is not None and self._route.atomic:
-            self._commits = watch_commits(self._state.sessions)
+            self._commits = Commits(self._state.sessions)
+            watched.set(self._commits)
 
     def finish(self, response: Response | None) -> None:
         """See :class:`~.request.request_state.Observation`."""

@@ -42,7 +42,6 @@ KEPT: dict[str, Program] = {
             do("read"),
         )
     ),
-    "a stream in an aborted transaction": Program(view=(*_ABORTED, do("open a stream"))),
     "a release of a savepoint that is not there": Program(
         view=(do("send", "release savepoint s1"),), after=(do("insert", "z0"),)
     ),

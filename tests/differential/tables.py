@@ -77,7 +77,14 @@ equal("a translated schema until the rollback", *TRANSLATED, ROLLBACK, do("inser
 
 IDLE = do("send", "set local idle_in_transaction_session_timeout = '100ms'")
 equal(
-    "a time-out for idleness ends with the commit at once", IDLE, ADD, COMMIT, do("wait"), LATER, COMMIT
+    "a time-out for idleness ends before the next statement",
+    IDLE,
+    ADD,
+    COMMIT,
+    READ,
+    do("wait"),
+    LATER,
+    COMMIT,
 )
 
 # Tables, cursors, channels, statements and locks of the connection

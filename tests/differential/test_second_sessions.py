@@ -130,6 +130,48 @@ def the_first_session_sees_what_the_second_committed(world):
     world.commit()
 
 
+@family()
+def the_first_session_rolls_back_after_the_second_committed(world):
+    """What the second has committed is none of what the first undoes."""
+    read(world)
+    helper_that_writes(world)
+    core_insert(world)
+    world.session.rollback()
+    world.note(world.session.query(world.Audit).count())
+    world.pay(2)
+    world.commit()
+
+
+@family()
+def the_first_session_keeps_a_savepoint_that_the_second_committed_in(world):
+    with world.session.begin_nested():
+        read(world)
+        helper_that_writes(world)
+        core_insert(world)
+    world.commit()
+
+
+@family(expect=BESIDE)
+def two_sessions_that_read_in_turns(world):
+    first = world.session()
+    read(world)
+    with world.app.app_context():
+        read(world)
+        world.note(first.query(world.Audit).count())
+    world.commit()
+
+
+@family(expect=BESIDE)
+def a_helper_beside_a_statement_that_failed(world):
+    first = world.session()
+    with world.catching():
+        world.sql("select 1 / 0")
+    helper_that_writes(world)
+    first.rollback()
+    world.pay(1)
+    world.commit()
+
+
 @family(status=500, expect=EQUAL_OR_REFUSED)
 def a_helper_that_fails(world):
     with world.app.app_context():

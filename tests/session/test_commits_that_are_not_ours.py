@@ -67,6 +67,7 @@ TEXTS = {
     "a commit behind an escaped string": r"select E'\'; select 1; --'; commit",
     "a commit behind a name": 'select 1 as "--"; commit',
     "a rollback behind a comment": "/**/rollback",
+    "a nested comment": "/* ; /* commit */ ; rollback */ select 1",  # nobody reads where it ends
 }
 HARMLESS = {
     "a block": "do $$ begin perform 1; end $$",
@@ -77,7 +78,7 @@ HARMLESS = {
     "a name": 'select 1 as ";commit;"',
     "a comment": "-- commit\nselect 1",
     "a comment behind a semicolon": "select 1; -- commit\n",
-    "a nested comment": "/* ; /* commit */ ; rollback */ select 1",
+    "a semicolon in a comment": "/* ; commit ; rollback */ select 1",
     "a case": "select case when true\nthen 1\nend",
     "a savepoint": "savepoint a; select 1; rollback to savepoint a; release savepoint a",
     "a function with a block": (

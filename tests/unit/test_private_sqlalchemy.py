@@ -38,7 +38,6 @@ USED = {
 
 OF_OTHERS = {
     "integrations/wtf.py": {"_value"},  # WTForms'
-    "session/guard.py": {"_key", "_next"},  # its own, in a pattern
     "session/operation.py": {"_get_current_object"},  # Flask's
     "web/flask_context.py": {"_get_current_object"},
 }

@@ -42,6 +42,12 @@ def nested(shop):
     shop.db.session.commit()
 
 
+def by_a_connection_of_its_own(shop):
+    """What the warning tells to do."""
+    with shop.db.engine.begin() as connection:
+        connection.execute(shop.db.text("insert into payment (amount) values (5)"))
+
+
 def warnings(caplog):
     return [each.getMessage() for each in caplog.records if "which is not stored" in each.getMessage()]
 
@@ -113,11 +119,12 @@ def test_an_error_handler_that_rejects(shop, caplog):
     [
         add,
         nested,
+        by_a_connection_of_its_own,
         lambda shop: (add(shop), shop.db.session.flush()),
         lambda shop: (add(shop), shop.db.session.rollback(), shop.db.session.commit()),
         lambda shop: (shop.db.session.execute(shop.db.text("select 1")), shop.db.session.commit()),
     ],
-    ids=["pending", "rolled back savepoint", "flushed", "rolled back", "read"],
+    ids=["pending", "rolled back savepoint", "own connection", "flushed", "rolled back", "read"],
 )
 def test_not_where_nothing_was_committed(shop, caplog, leave):
     @shop.app.post("/payments")

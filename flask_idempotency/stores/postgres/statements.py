@@ -138,7 +138,7 @@ _READS_MAY_WRITE = f"""EXISTS (SELECT FROM pg_proc
                  WHERE nspname IN ('pg_catalog', 'information_schema') OR nspname ~ '^pg_temp')
            AND NOT EXISTS (SELECT FROM pg_depend AS part WHERE part.classid = 'pg_proc'::regclass
                               AND part.objid = pg_proc.oid AND part.deptype = 'e')
-           AND (proname = ANY (string_to_array('{" ".join(sorted(HARMLESS))}', ' '))
+           AND (proname = ANY (string_to_array('{HARMLESS}', ' '))
              OR pronargs = 1 AND proargtypes[0] IN (SELECT oid FROM pg_type WHERE typtype = 'c')
              OR EXISTS (SELECT FROM pg_depend AS used
                          WHERE used.refclassid = 'pg_proc'::regclass AND used.refobjid = pg_proc.oid
