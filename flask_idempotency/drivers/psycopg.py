@@ -19,7 +19,7 @@ import psycopg
 from psycopg import adapt, generators, pq
 from psycopg.errors import error_from_result
 
-from flask_idempotency.core.errors import sqlstate
+from flask_idempotency.core.errors import NotAtomic, sqlstate
 
 from .any import statements
 from .raw_connection import IDLE, Answer, RawConnection, Values
@@ -29,6 +29,11 @@ _NOT_AS_PREPARED = {"26000", "0A000"}
 """A statement is not there, or returns something else since a migration."""
 
 _SHOWN = "idempotency_shown"
+
+_IN_PIPELINE = (
+    "db.session began, committed or rolled back inside a pipeline() of psycopg's, where the operation"
+    " cannot send its own statements: end the pipeline before"
+)
 
 _Given = dict[str, tuple[Any, pq.Format]]
 """Values by their names, as libpq takes them, each with its format."""
@@ -79,7 +84,12 @@ class Connection(RawConnection):
             self.driver.rollback()  # which also forgets what the driver has prepared
 
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
-        """See :class:`RawConnection`."""
+        """See :class:`RawConnection`. Raises ``NotAtomic`` in a ``pipeline()`` of the view's."""
+        if self.driver.pgconn.pipeline_status:
+            error = NotAtomic(_IN_PIPELINE)
+            if operation := self.operation():
+                operation.broken = error
+            raise error
         parts = statements(text) if values is None else statements(text, "${0}", "%")
         message: list[_Statement] = [*((each, None) for each in first), *parts]
         if self.continues and self.status() == IDLE:

@@ -6,12 +6,15 @@ import contextlib
 
 import sqlalchemy as sa
 
-from tests.differential.harness import Family
-from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, NothingAfterIt
+from tests.differential.harness import Family, Refused
+from tests.drivers import PSYCOPG
+from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Named, NothingAfterIt
 
 ours = Family(events=False, status=None, expect=SOUND_OR_REFUSED)
 of_the_driver = Family(events=False, status=None, expect=SOUND_OR_FAILED)
 harmless = Family(events=False)
+named = Family(events=False, status=None, expect=Named("NotAtomic"))
+in_a_pipeline = Family(events=False, expect=Refused("pipeline"))
 unseen = Family(events=False, status=None, expect=NothingAfterIt())
 
 
@@ -179,6 +182,12 @@ for way in WAYS:
     for what, end in OF_SQLALCHEMY.items():
         family = of_the_driver if "dialect" in what else ours
         family.add(f"{what}, {name}", way(end))
+for what in ("commit of the driver's connection", "rollback of the driver's connection"):
+    named.add(f"{what}, uncaught", uncaught(OF_THE_DRIVER[what]))
+named.add(
+    "the driver's commit, and it is rolled back",
+    rolled_back(OF_THE_DRIVER["commit of the driver's connection"]),
+)
 for what, text in TEXTS.items():
     for way in (uncaught, swallowed, rolled_back, failing):
         ours.add(f"{what}, {way.__name__.replace('_', ' ')}", way(sends(text)))
@@ -194,6 +203,24 @@ for way in (uncaught, swallowed, failing, last):
     unseen.add(f"a commit through a raw cursor, {way.__name__}", way(by_raw_cursor))
 
 
+def in_pipeline(world):
+    with handed_out(world).driver_connection.pipeline():
+        for _ in range(2):
+            world.sql("insert into audit (text) values ('in a pipeline')")
+            world.commit()
+
+
+def in_pipeline_caught(world):
+    with contextlib.suppress(Exception):
+        in_pipeline(world)
+    world.session.rollback()
+    world.commit()
+
+
+for view in (in_pipeline, in_pipeline_caught):
+    in_a_pipeline.add(view.__name__, view)
+
+
 @ours.in_every_store()
 def test_a_commit_past_the_session_is_refused_or_as_without_us(hold, case, store):
     hold(case, store)
@@ -201,6 +228,17 @@ def test_a_commit_past_the_session_is_refused_or_as_without_us(hold, case, store
 
 @of_the_driver.in_every_store()
 def test_the_drivers_own_commit_is_refused_or_as_without_us(hold, case, store):
+    hold(case, store)
+
+
+@named.in_every_store()
+def test_the_drivers_own_commit_is_refused_by_name_if_nothing_catches_it(hold, case, store):
+    hold(case, store)
+
+
+@PSYCOPG
+@in_a_pipeline.in_every_store()
+def test_a_pipeline_of_psycopgs_around_a_commit_is_refused_by_name(hold, case, store):
     hold(case, store)
 
 

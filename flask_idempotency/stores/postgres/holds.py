@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of
 from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
+from flask_idempotency.session.transaction import NOT_OURS as ENDED_PAST_US
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
@@ -39,6 +41,9 @@ from .messages import Messages
 
 NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 """Errors that mean that somebody else has the row."""
+
+_REFUSED_BY_DRIVER = re.compile("during a two-phase transaction|forbidden within a Transaction")
+"""What a driver's ``commit()`` says once its connection was handed out. No driver translates that."""
 
 Look = Callable[[RawConnection], Any]
 
@@ -233,6 +238,8 @@ class PostgresHold:
             return self.transaction.broken
         if not self._open:
             return None  # it has ended, and whoever ended it knows why
+        if isinstance(error, self._messages.Error) and _REFUSED_BY_DRIVER.search(str(error)):
+            return NotAtomic(ENDED_PAST_US)
         if self.transaction.is_lost():
             return StoreUnavailable()
         if error is None or not self.transaction.is_ours(original(error)):
