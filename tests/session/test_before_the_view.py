@@ -240,6 +240,21 @@ for what, (before, look, options) in BEFORE.items():
         )
 
 
+def adds(world):
+    world.pay(7)
+
+
+def adds_and_flushes(world):
+    adds(world)
+    world.session.flush()
+
+
+for before, expect in ((adds_and_flushes, EQUAL), (adds, Refused("nobody committed"))):
+    stays.add(
+        f"{before.__name__}, and the view does nothing", lambda _: None, before=before, expect=expect
+    )
+
+
 @stays.in_every_store()
 def test_what_was_done_before_the_view_commits_with_it_or_is_undone(hold, case, store):
     hold(case, store)

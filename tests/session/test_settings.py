@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tests.differential.harness import EQUAL, Family, NothingKept, Refused
+from tests.differential.harness import EQUAL, Either, Family, NothingKept, Refused
 from tests.differential.schemas import (
     TENANT,
     deferred_constraints,
@@ -12,7 +12,7 @@ from tests.differential.schemas import (
     schema_per_tenant,
     schema_without_records,
 )
-from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Noted
+from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Named, Noted, Sound
 
 family = Family(events=False)
 
@@ -253,6 +253,15 @@ for what, text in {
     ),
 }.items():
     loud.add(f"{what} in one text", then(sends(text), shows, pays, shows, resets))
+
+
+loud.add(
+    "a user for the session",
+    then(sends(f"set session authorization {TENANT}"), pays),
+    setup=role_per_tenant,
+    teardown=lambda world, error: world.forget_connections(),
+    expect=Either((Sound(), Refused(), Named("ConfigurationError"))),
+)
 
 
 # A table with columns that sound like settings.
