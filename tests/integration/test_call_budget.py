@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 725,
-        "first, postgres": 529,
+        "first, hybrid": 703,
+        "first, postgres": 507,
         "replay, hybrid": 460,
         "replay, postgres": 348,
         "duplicate, hybrid": 366,
@@ -37,8 +37,8 @@ CALLS = {
         "unprotected empty view": 39,
     },
     "psycopg": {
-        "first, hybrid": 824,
-        "first, postgres": 673,
+        "first, hybrid": 803,
+        "first, postgres": 652,
         "replay, hybrid": 505,
         "replay, postgres": 394,
         "duplicate, hybrid": 366,
