@@ -69,6 +69,10 @@ ENDED = (
     "the view sent a statement that begins or ends a transaction, or that has a comment inside a"
     " comment: inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
 )
+NAMED_AS_OURS = (
+    "the view sent a savepoint as text, with a name that begins as the operation's or SQLAlchemy's own"
+    " do, and a rollback could end the wrong one: choose another, or use db.session.begin_nested()"
+)
 NAMELESS = (
     "the view changes a setting whose name can be read neither from the statement nor from its values,"
     " or changes one several times in one text: write the name into it, and send one statement each"
@@ -81,6 +85,7 @@ _REFUSED = {
         r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b|.*/\*"
     ),
     CHOSEN: _sql(r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)"),
+    NAMED_AS_OURS: _sql(r"(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b_*(?:idempotency_|sa_savepoint_)"),
     EMPTIED: _sql(r"CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b"),
 }
 

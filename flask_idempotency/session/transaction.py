@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from weakref import WeakSet, ref
 
 from sqlalchemy import Connection, Dialect, Engine, event, exc
+from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import (
     IdempotencyError,
@@ -68,6 +69,11 @@ NOT_OURS = (
 FAILED = (
     "a statement in db.session had failed before the idempotent view began, and nobody had rolled back:"
     " call db.session.rollback() where the error is caught"
+)
+UNDECIDED = (
+    "a session of its own began on the operation's connection, which is in a savepoint, so its work"
+    " might be undone where it is not without the extension. Make it by"
+    ' Session(bind=connection, join_transaction_mode="create_savepoint"), which is the same with both'
 )
 LATE = (
     "the operation's connection is used where the operation has ended, or outside of its context, in a"
@@ -174,6 +180,8 @@ class OperationTransaction:
                 return
             if each.owner is not None:
                 self.refuse(OVERLAP)
+        if session.is_active:  # else SQLAlchemy asks for a rollback
+            self.refuse(NOT_OURS)
 
     # What SQLAlchemy asks of its dialect.
 
@@ -497,9 +505,18 @@ def hook(engine: Engine, stray: Stray) -> None:
         if transaction is not None:
             transaction.failed(context.original_exception)
 
+    event.listen(Session, "after_begin", _after_begin)  # no matter how often
     event.listen(dialect, "handle_error", failed)
     for event_name in ("do_execute", "do_executemany", "do_execute_no_params"):
         event.listen(dialect, event_name, execute, insert=True)
+
+
+def _after_begin(session: Session, _begun: object, connection: Connection) -> None:
+    """What a session does by default on a connection in a transaction depends on savepoints there."""
+    if _open and session.join_transaction_mode != "create_savepoint":
+        transaction = transaction_of(connection)
+        if transaction is not None:
+            transaction.refuse(UNDECIDED)
 
 
 def _text(statement: Any, cursor: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import sqlalchemy as sa
 
@@ -42,7 +43,17 @@ OF_THE_DRIVER = {
     "commit of a cursor's connection": lambda world: handed_out(world).cursor().connection.commit(),
     "the driver's with block": by_context,
 }
+
+
+def innermost(world):
+    """The session's own transaction on its connection, which is a savepoint in an operation."""
+    connection = world.session.connection()
+    return connection.get_nested_transaction() or connection.get_transaction()
+
+
 OF_SQLALCHEMY = {
+    "commit of the innermost transaction": lambda world: innermost(world).commit(),
+    "rollback of the innermost transaction": lambda world: innermost(world).rollback(),
     "commit of the connection": lambda world: world.session.connection().commit(),
     "rollback of the connection": lambda world: world.session.connection().rollback(),
     "commit of the connection's transaction": lambda world: (
@@ -130,6 +141,26 @@ def rolled_back(end):
     return view
 
 
+def rejected(end):
+    """The client hears that nothing was paid. SQLAlchemy warns of what the end has left."""
+
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        end(world)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sa.exc.SAWarning)
+            try:
+                world.pay(2)
+                world.commit()
+            except sa.exc.InvalidRequestError:
+                world.session.rollback()
+                return {"error": "nothing was paid"}, 422
+        return None
+
+    return view
+
+
 def failing(end):
     """Without us the rows of a commit past the session stay, and each retry doubles them."""
 
@@ -173,7 +204,22 @@ def sends_raw(text):
     return lambda world: world.session.connection().exec_driver_sql(text)
 
 
-WAYS = (uncaught, swallowed, rolled_back, failing, last, in_nested)
+def around_our_savepoint(name):
+    """A savepoint by text, of the name that ours has: a rollback would go back to the view's own."""
+
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        world.sql(f"savepoint {name}")
+        world.pay(2)
+        world.session.flush()
+        world.session.rollback()
+        return {"error": "nothing was paid"}, 422
+
+    return view
+
+
+WAYS = (uncaught, swallowed, rolled_back, rejected, failing, last, in_nested)
 for way in WAYS:
     name = way.__name__.replace("_", " ")
     for what, end in OF_THE_DRIVER.items():
@@ -188,6 +234,8 @@ named.add(
     "the driver's commit, and it is rolled back",
     rolled_back(OF_THE_DRIVER["commit of the driver's connection"]),
 )
+for name in ("idempotency_first", '"idempotency_first"', "Idempotency_First", "sa_savepoint_1"):
+    ours.add(f"a savepoint {name} as text", around_our_savepoint(name))
 for what, text in TEXTS.items():
     for way in (uncaught, swallowed, rolled_back, failing):
         ours.add(f"{what}, {way.__name__.replace('_', ' ')}", way(sends(text)))

@@ -176,6 +176,53 @@ def a_transaction_of_what_get_bind_returns(world):
     pays(world)
 
 
+# Sessions of another class on the operation's connection, which is always in a savepoint: what they do
+# by default depends on that.
+
+on_the_connection = Family(events=False, status=None)
+
+
+def works_beside(mode, end):
+    def view(world):
+        world.pay(1)
+        world.session.flush()
+        with orm.Session(bind=world.session.connection(), **mode) as inner:
+            inner.add(world.Payment(amount=2))
+            inner.flush()
+            end(inner)
+        world.commit()
+
+    return view
+
+
+def audits_in_flushes(world):
+    @sa.event.listens_for(world.Payment, "before_insert")
+    def audit(_mapper, connection, _payment):
+        with orm.Session(bind=connection) as inner:
+            inner.add(world.Audit(text="paid"))
+            inner.flush()
+
+
+for mode in ({}, *({"join_transaction_mode": each} for each in ("rollback_only", "create_savepoint"))):
+    for end in (bool, orm.Session.commit, orm.Session.rollback):
+        on_the_connection.add(
+            f"{mode or 'a session'} that ends by {end.__name__}",
+            works_beside(mode, end),
+            expect=EQUAL if "create_savepoint" in mode.values() else Refused("join_transaction_mode"),
+        )
+on_the_connection.add(
+    "a session in a mapper's listener",
+    pays,
+    setup=audits_in_flushes,
+    expect=Refused("join_transaction_mode"),
+)
+
+
+@on_the_connection.in_every_store()
+def test_another_session_on_the_connection_says_how_it_joins(hold, case, store):
+    hold(case, store)
+
+
 # What is left on a session that lives on.
 
 
