@@ -210,7 +210,8 @@ def give_back(held: Any, raw: RawConnection | None) -> None:
         try:
             raw.put_right()
         except BaseException as error:
-            held.invalidate(error)
+            with suppress(exc.ResourceClosedError):  # the view has closed it: its pool threw it away
+                held.invalidate(error)
             if not isinstance(error, raw.Error):
                 raise
         finally:

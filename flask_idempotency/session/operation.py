@@ -296,12 +296,15 @@ class OpenTransaction(Running):
     def is_settled(self) -> bool:
         """Return True if everything is committed: a commit above the view has nothing left to do.
 
-        Then :meth:`let_go` follows at once: it need not ask again. Sends nothing.
+        Nor to raise, as it has to after one of the view that failed. Then :meth:`let_go` follows at
+        once: it need not ask again. Sends nothing.
         """
         transaction, sessions = self.transaction, self._sessions()
         is_unsaved = any(map(has_unsaved, sessions))
         self._is_settled = not (
-            is_unsaved or transaction.waits_for_commit() or any(map(is_explicit, sessions))
+            is_unsaved
+            or transaction.waits_for_commit()
+            or any(is_explicit(each) or not each.is_active for each in sessions)
         )
         self._left = transaction.commits, transaction.rollbacks, is_unsaved
         return self._is_settled

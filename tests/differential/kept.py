@@ -196,6 +196,12 @@ KEPT: dict[str, Program] = {
         answer="error",
         catches="nothing",
     ),
+    "a commit in a decorator, after one of the view that failed": Program(
+        view=(do("add", "c"), do("add", "c"), do("commit")), above=(do("commit"),)
+    ),
+    "a commit after the view, whose own commit failed": Program(
+        view=(do("add", "c"), do("add", "c"), do("commit")), after=(do("add", "z"), do("commit"))
+    ),
     "a begin around the view": Program(view=(do("add", "a"),), begins_above=True),
     "a decorator above a handled error": Program(above=(do("read"),), answer="raise", handler="plain"),
 }
