@@ -85,7 +85,7 @@ _REFUSED = {
         r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b|.*/\*"
     ),
     CHOSEN: _sql(r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)"),
-    NAMED_AS_OURS: _sql(r"(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b_*(?:idempotency_|sa_savepoint_)"),
+    NAMED_AS_OURS: _sql(r"(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b(?:idempotency_|sa_savepoint_)"),
     EMPTIED: _sql(r"CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b"),
 }
 
@@ -126,7 +126,8 @@ def _statements(text: str, noise: re.Pattern[str]) -> list[str]:
     In PostgreSQL comments nest. Of one that does, the beginning is left.
     """
     kept = noise.sub(
-        lambda found: re.sub(r"[^\w.]", "_", found[0]) if found[0][0] == '"' else " ", text
+        lambda found: " " if found[0][0] != '"' else " " + re.sub(r"[^\w.]", "_", found[0][1:-1]) + " ",
+        text,
     )
     return [each.strip() for each in kept.split(";")]
 
@@ -138,7 +139,7 @@ def settings_of(text: str, values: Any) -> dict[str, bool] | None:
     """
     found: dict[str, bool] = {}
     for each in filter(None, map(_SET.match, _statements(text, _NOISES[0]))):
-        name = ".".join(part.strip().strip("_") for part in each["name"].lower().split("."))
+        name = ".".join(part.strip() for part in each["name"].lower().split("."))
         name = _OTHER_NAMES.get(" ".join(name.split()), name)
         if name in found:
             return None

@@ -7,7 +7,7 @@ import warnings
 
 import sqlalchemy as sa
 
-from tests.differential.harness import Family, Refused
+from tests.differential.harness import ByDesign, Family, Refused
 from tests.drivers import PSYCOPG
 from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Named, NothingAfterIt
 
@@ -16,6 +16,17 @@ of_the_driver = Family(events=False, status=None, expect=SOUND_OR_FAILED)
 harmless = Family(events=False)
 named = Family(events=False, status=None, expect=Named("NotAtomic"))
 in_a_pipeline = Family(events=False, expect=Refused("pipeline"))
+kept = Family(
+    events=False,
+    expect=ByDesign(
+        "A connection that was kept over the session's commit still works",
+        lambda outcome: [
+            f"{step.label}: {step.notes} {step.rows['payment']}"
+            for step in outcome.protected.steps
+            if step.notes or not step.rows["payment"]
+        ],
+    ),
+)
 unseen = Family(events=False, status=None, expect=NothingAfterIt())
 
 
@@ -265,6 +276,16 @@ def in_pipeline_caught(world):
     world.commit()
 
 
+@kept()
+def a_connection_kept_over_the_commit(world):
+    connection = world.session.connection()
+    world.commit()
+    try:
+        connection.execute(sa.insert(world.Payment.__table__).values(amount=1))
+    except sa.exc.ResourceClosedError:
+        world.note("closed")
+
+
 for view in (in_pipeline, in_pipeline_caught):
     in_a_pipeline.add(view.__name__, view)
 
@@ -281,6 +302,11 @@ def test_the_drivers_own_commit_is_refused_or_as_without_us(hold, case, store):
 
 @named.in_every_store()
 def test_the_drivers_own_commit_is_refused_by_name_if_nothing_catches_it(hold, case, store):
+    hold(case, store)
+
+
+@kept.in_every_store()
+def test_a_kept_connection_is_the_operations(hold, case, store):
     hold(case, store)
 
 

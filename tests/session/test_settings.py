@@ -16,7 +16,7 @@ from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Named, Not
 
 family = Family(events=False)
 
-SHOWN = ("app.tenant", "role", "search_path", "deadlock_timeout", "lock_timeout")
+SHOWN = ("app.tenant", "_app._tenant", "role", "search_path", "deadlock_timeout", "lock_timeout")
 
 
 def sends(*statements):
@@ -204,6 +204,7 @@ SETTINGS = {
     "a role of none": sends(LOCAL_ROLE, "set local role none"),
     "a name in quotes": sends("set local \"app.tenant\" = 'a'"),
     "a name with a part in quotes": sends("set local app . \"tenant\" = 'a'"),
+    "a name with underscores": sends("set local _app._tenant = 'a'"),
     "a path by another word": sends("set local schema 'public'"),
 }
 
