@@ -162,7 +162,7 @@ class OperationTransaction:
         When it is committed, the other one begins once more behind it.
         """
         is_inside = self._savepoints and any(each.owner is not None for each in self._savepoints)
-        if is_inside and self._is_used():
+        if is_inside and self._is_used() and not self.is_lost():  # then SQLAlchemy refuses what comes
             self.refuse(OVERLAP)
         self._beginner = session
         found = self.connection.get_execution_options()
