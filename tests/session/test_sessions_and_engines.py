@@ -13,8 +13,12 @@ from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Named, Sou
 from tests.sessions import Plain, present_session
 
 family = Family(events=False)
-NOT_LITE = () if sessions.usual == "lite" else ("postgres",)
-"""For what sets ``db.session``, which is read-only there."""
+REPLACEABLE = () if sessions.usual in {"lite", "plain"} else ("postgres",)
+"""For what sets ``db.session``: read-only in Flask-SQLAlchemy-Lite, and the extension is given a
+``scoped_session`` itself, so another one is a session of the view's own."""
+
+TOLD_AT_START = ["execution_options", *(["isolation_level"] if sessions.usual != "plain" else [])]
+"""No engine tells its own isolation level: there the first request is refused, as at connect."""
 
 
 def pays(world):
@@ -70,7 +74,7 @@ for what, before in {"nothing": None, "a read": reads}.items():
 
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "autocommit"])
-@pytest.mark.parametrize("option", ["isolation_level", "execution_options"])
+@pytest.mark.parametrize("option", TOLD_AT_START)
 def test_an_engine_that_commits_each_statement_is_refused_at_start(option, level, make_world):
     given = {option: level} if option == "isolation_level" else {option: {"isolation_level": level}}
     with pytest.raises(ConfigurationError, match="(?i)autocommit"):
@@ -97,7 +101,7 @@ for what, before in {"nothing": None, "a read": reads}.items():
         setup=replaced,
         teardown=removes,
         expect=Either((Sound(), Refused(), Named("ConfigurationError"))),
-        stores=NOT_LITE,
+        stores=REPLACEABLE,
     )
 
 
@@ -272,7 +276,7 @@ def test_sessions_and_engines_are_as_without_us(hold, case, store):
 @pytest.mark.parametrize("store", ["postgres", "hybrid"], indirect=True)
 def test_a_lock_is_not_taken_for_another_ones(world):
     """A view without protection of its own runs jobs by their keys, all in its session."""
-    runs, broken, session = [], {"busy"}, world.db.session
+    runs, broken, session = [], {"busy"}, sessions.proxy_of(world.db)
 
     def job(key):
         runs.append(key)

@@ -122,11 +122,6 @@ def test_a_session_on_an_engine_of_somebody_elses_is_refused(world):
     world.assert_clean()
 
 
-def test_an_autocommit_engine_is_refused(make_world):
-    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-        make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "AUTOCOMMIT"})
-
-
 @pytest.mark.parametrize("cured", [False, True])
 def test_a_session_that_reads_from_a_replica_is_refused_with_the_cure(make_world, postgres, cured):
     class Routing(Session):
