@@ -85,7 +85,7 @@ class Connection(RawConnection):
 
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`. Raises ``NotAtomic`` in a ``pipeline()`` of the view's."""
-        if self.driver.pgconn.pipeline_status:
+        if self.driver.pgconn.pipeline_status and not self.is_lost():  # one that is lost keeps ours
             error = NotAtomic(_IN_PIPELINE)
             if operation := self.operation():
                 operation.broken = error

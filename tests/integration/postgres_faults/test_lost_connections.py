@@ -58,13 +58,20 @@ def test_of_a_lost_connection_nothing_is_kept(make_world, add_view, assert_probl
     assert [found() for found in lost] == [None]
 
 
+@pytest.mark.parametrize("shown", [False, True], ids=["", "the driver's own was used"])
 @pytest.mark.parametrize("arrives", [True, False], ids=["COMMIT arrived", "COMMIT lost"])
 def test_a_connection_reset_during_the_commit_is_an_unknown_outcome(
-    proxied, background, add_view, assert_problem, expect, arrives
+    proxied, background, add_view, assert_problem, expect, arrives, shown
 ):
     world, proxy = proxied
     lose = proxy.lose_answer if arrives else proxy.hold
-    runs = add_view(world, during=first_time(lambda: lose(COMPLETION)))
+
+    def before_the_commit():
+        if shown:
+            world.db.session.connection()
+        lose(COMPLETION)
+
+    runs = add_view(world, during=first_time(before_the_commit))
     first = background(world.post)
     if not arrives:
         proxy.wait_until_held()
