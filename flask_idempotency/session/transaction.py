@@ -505,7 +505,8 @@ def hook(engine: Engine, stray: Stray) -> None:
         if transaction is not None:
             transaction.failed(context.original_exception)
 
-    event.listen(Session, "after_begin", _after_begin)  # no matter how often
+    if not event.contains(Session, "after_begin", _after_begin):  # a class would call it twice
+        event.listen(Session, "after_begin", _after_begin)
     event.listen(dialect, "handle_error", failed)
     for event_name in ("do_execute", "do_executemany", "do_execute_no_params"):
         event.listen(dialect, event_name, execute, insert=True)
