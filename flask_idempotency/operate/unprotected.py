@@ -14,8 +14,8 @@ from flask import Blueprint, Flask, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import scope_tail
+from flask_idempotency.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
-from flask_idempotency.web.flask_context import ask_before_request, handle_error
 from flask_idempotency.web.request.body import is_used_up
 from flask_idempotency.web.request.request_state import current_scope, this_request
 from flask_idempotency.web.setup.app_state import AppState, states

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 from weakref import ref
 
-from flask import g, has_app_context, has_request_context, request
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
 from flask_idempotency.core.process import INHERITED
+from flask_idempotency.flask_context import present_context, present_request
 
 from .databases import Databases
 from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo, warn_left
@@ -24,16 +24,6 @@ from .sqlalchemy_private import connections, continue_nested
 from .transaction import OperationTransaction, innermost
 
 T = TypeVar("T")
-
-
-def present_request() -> Any:
-    """The present request, or None. Whoever pushes an application context in it is still in it."""
-    return request._get_current_object() if has_request_context() else None  # type: ignore[attr-defined]  # noqa: SLF001 -- Flask documents it
-
-
-def present_context() -> Any:
-    """Return what identifies the present application context: its ``flask.g``, or None."""
-    return g._get_current_object() if has_app_context() else None  # noqa: SLF001 -- as above
 
 
 @dataclass

@@ -8,12 +8,11 @@ the second; the last has one engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from flask import Flask, current_app, g, has_app_context
+from flask import Flask, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, MetaData
 from sqlalchemy.orm import Session, sessionmaker
@@ -26,11 +25,9 @@ class Sessions:
 
     These are of a ``scoped_session``, which ``holder.session`` is; the others differ in parts.
     ``usual`` is the name of the engine that has the records where no setting says otherwise.
-    ``in_g``: ``flask.g`` has the sessions.
     """
 
     usual: str | None = None
-    in_g = False
 
     def __init__(
         self, holder: Any, engines: Mapping[str | None, Engine], metadata: MetaData | None
@@ -63,19 +60,6 @@ class Sessions:
         """The same, made if need be."""
         session: Session = self._holder.session()
         return session
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """In a copy of an application context: it has a session of its own there.
-
-        Where each thread has its own anyway, it is that.
-        """
-        was_used = self._holder.session.registry.has()
-        try:
-            yield
-        finally:
-            if not was_used:
-                self._holder.session.remove()
 
     def metadata_of(self, _name: str | None) -> MetaData:
         """The metadata of the tables that one engine has."""
@@ -123,7 +107,6 @@ class LiteSessions(Sessions):
     """Those of Flask-SQLAlchemy-Lite: ``db.session`` in ``flask.g``, and others by name."""
 
     usual: str | None = "default"
-    in_g = True
 
     def __init__(self, app: Flask, db: Any, metadata: MetaData):
         with app.app_context():
@@ -149,16 +132,6 @@ class LiteSessions(Sessions):
 
     present = current  # made if it was not there: nothing public tells
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """See :class:`Sessions`. ``flask.g``, which has the sessions, is a copy there."""
-        g.pop(_LITE_SESSIONS, None)
-        try:
-            yield
-        finally:
-            for session in g.pop(_LITE_SESSIONS, {}).values():
-                session.close()
-
     def setting_of(self, name: str | None) -> str:
         """See :class:`Sessions`."""
         return f"SQLALCHEMY_ENGINES[{name!r}]"
@@ -169,9 +142,6 @@ class LiteSessions(Sessions):
 
 
 # Private in Flask-SQLAlchemy 3.1 and in -Lite 0.2; tests/unit/test_private_sqlalchemy.py watches both.
-
-_LITE_SESSIONS = "_sqlalchemy_sessions"
-"""Where Flask-SQLAlchemy-Lite keeps the sessions of an application context, in ``flask.g``."""
 
 
 def _options(db: Any, own: Any) -> Mapping[str, Any]:

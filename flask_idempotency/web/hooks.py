@@ -31,6 +31,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
+from flask_idempotency.flask_context import functions_after_request, handle_error, present_request
 from flask_idempotency.session.operation import in_thread
 from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.identity import prepare
@@ -59,7 +60,6 @@ from flask_idempotency.web.setup.routes import (
 )
 
 from .decorator import protected
-from .flask_context import functions_after_request, handle_error, present_request
 from .signals import reject
 
 _ENVELOPE = "__idempotency_envelope__"

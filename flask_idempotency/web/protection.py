@@ -23,6 +23,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records, Unlocked
 from flask_idempotency.core.records import Claim
+from flask_idempotency.flask_context import functions_after_request, needed_app, needed_request
 from flask_idempotency.session.joining import connection_of_test, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, running_operation
@@ -36,7 +37,6 @@ from flask_idempotency.web.setup.app_state import AppState, app_state
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 
-from .flask_context import functions_after_request, needed_app, needed_request
 from .observe import observe
 from .signals import (
     Told,

@@ -16,6 +16,7 @@ from flask_idempotency.core.errors import (
     ConfigurationError,
     IdempotencyError,
     KeyMalformed,
+    NotAtomic,
     OperationFailed,
     Problem,
     RecordBroken,
@@ -25,6 +26,7 @@ from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.rows import legible
+from flask_idempotency.flask_context import present_context
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction import innermost
 from flask_idempotency.web.attempt.attempt import Attempt, raise_again
@@ -45,7 +47,6 @@ from flask_idempotency.web.setup.options import (
 )
 from flask_idempotency.web.setup.routes import refuse_unsupported
 
-from .flask_context import copied_context, present_context
 from .protection import claim_or_answer
 from .signals import reject
 
@@ -76,7 +77,7 @@ def run(
     current = RequestState()  # not the request's: what happens here is not yet its response
     current.told.began = time.monotonic()
     try:
-        with _session_of_its_own(state):
+        with _alone_in_context():
             operation = new_operation(route, _read_scope(state, scope), key)
             claim = new_claim(state, route, operation, _read_fingerprint(payload))
             entered = claim_or_answer(state, route, current, operation, claim)
@@ -94,24 +95,25 @@ def run(
 
 
 @contextmanager
-def _session_of_its_own(state: AppState) -> Iterator[None]:
+def _alone_in_context() -> Iterator[None]:
     """Let no other thread's operation use ``db.session`` meanwhile.
 
-    Threads and tasks may share an application context, but its session is for one of them. Whoever
-    calls ``run()`` while another one runs there, or in a thread that shares the context of a request,
-    gets a session that ends with the operation: the request's may end before.
+    Threads and tasks may share an application context, but its session is for one of them. Raises
+    ``NotAtomic`` if another ``run()`` works there, or the request whose thread this is not.
     """
     context, me = present_context(), object()
-    if not is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me:
-        try:
-            yield
-        finally:
-            context.pop(_IN_USE)
-    elif innermost.get() is not None:  # this is a request made by what the other one runs
+    is_first = not is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me
+    if not is_first and innermost.get() is None:  # else it is a request of what the other one runs
+        raise NotAtomic(
+            "run() was called in a thread or task that shares its application context, and so"
+            " db.session, with a request or another run(): call it inside"
+            " `with app.app_context():`"
+        )
+    try:
         yield
-    else:
-        with copied_context(with_g=state.sessions.in_g), state.sessions.apart():
-            yield
+    finally:
+        if is_first:
+            context.pop(_IN_USE)
 
 
 _IN_USE = "_flask_idempotency_run"

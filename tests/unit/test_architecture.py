@@ -18,13 +18,14 @@ ROOT = Path(flask_idempotency.__file__).parent
 # What each room may import besides itself.
 ROOMS = {
     "core": set(),
+    "flask_context": set(),
     "drivers": {"core"},
-    "session": {"core", "drivers"},
+    "session": {"core", "drivers", "flask_context"},
     "stores": {"core", "drivers", "session"},
-    "web": {"core", "session"},
+    "web": {"core", "flask_context", "session"},
     "client": {"core"},
     "extension": {"core", "drivers", "session", "stores", "web", "console"},
-    "operate": {"core", "session", "stores", "web"},
+    "operate": {"core", "flask_context", "session", "stores", "web"},
     "cli": {"core", "operate", "stores", "web"},
     "console": {"core", "operate", "stores", "web"},
     "integrations": {"core", "operate", "web"},
@@ -34,7 +35,7 @@ ROOMS = {
 
 # The floors of the room `web`, from the ground up. What stands side by side does not meet.
 WEB = [
-    {"flask_context", "purging", "signals"},
+    {"purging", "signals"},
     {"setup"},
     {"request"},
     {"attempt"},
@@ -47,6 +48,7 @@ WEB = [
 # The packages that each room may import. The standard library is free, but for what core may not do.
 PACKAGES = {
     "core": set(),
+    "flask_context": {"flask"},
     "drivers": {"sqlalchemy", "psycopg2", "psycopg"},
     "session": {"sqlalchemy", "flask", "flask_sqlalchemy"},
     "stores": {"sqlalchemy", "redis", "cryptography"},

@@ -18,9 +18,8 @@ from flask import Flask, after_this_request, g, request
 from werkzeug.exceptions import NotFound
 
 import flask_idempotency
-from flask_idempotency.web.flask_context import (
+from flask_idempotency.flask_context import (
     ask_before_request,
-    copied_context,
     functions_after_request,
     handle_error,
     log_error,
@@ -31,7 +30,7 @@ from flask_idempotency.web.flask_context import (
 from tests.flask_releases import LEFT_OUT
 
 PACKAGE = Path(flask_idempotency.__file__).parent
-THE_FILE = PACKAGE / "web" / "flask_context.py"
+THE_FILE = PACKAGE / "flask_context.py"
 OTHERS = ("flask.", "werkzeug.")
 
 TAKE_THE_CONTEXT = {
@@ -101,21 +100,6 @@ def test_the_present_request_and_its_context_are_those_of_flasks_proxies(plain):
                 assert present_context() is g._get_current_object()
         with pytest.raises(RuntimeError, match="request"):
             needed_request()
-
-
-@pytest.mark.parametrize("with_g", [True, False])
-def test_a_copy_of_the_context_is_another_one_with_the_same_request(plain, with_g):
-    with plain.test_request_context():
-        context, seen = flask.globals._cv_app.get(), present_request()
-        g.there, same = True, present_context()
-        with copied_context(with_g=with_g):
-            assert flask.globals._cv_app.get() is not context
-            assert present_request() is seen
-            assert (present_context() is not same) is with_g
-            assert g.there
-            g.pop("there")
-        assert ("there" in g) is with_g
-        assert flask.globals._cv_app.get() is context
 
 
 def test_a_request_keeps_what_was_registered_for_after_it_in_one_list_in_their_order(plain):
@@ -194,7 +178,6 @@ def used_names(path):
 
 
 CALLED_THE_SAME = {
-    "session/operation.py": {"_get_current_object"},  # Flask documents it
     "stores/postgres/store.py": {"_find"},
 }
 

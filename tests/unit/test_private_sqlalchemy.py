@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask, g
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy_lite import SQLAlchemy as Lite
 from sqlalchemy.orm import Session
@@ -22,7 +21,7 @@ from sqlalchemy.orm import Session
 import flask_idempotency
 from flask_idempotency.session import sqlalchemy_private
 from flask_idempotency.session.databases import most_connections
-from flask_idempotency.session.sources import _LITE_SESSIONS, _options
+from flask_idempotency.session.sources import _options
 from flask_idempotency.session.sqlalchemy_private import connections, continue_nested
 from flask_idempotency.stores.own_pool import apart
 
@@ -32,14 +31,13 @@ USED = {
     "psycopg": {},
     "psycopg2": {},
     "flask_sqlalchemy": {"session/sources.py": {"_engine_options"}},
-    "flask_sqlalchemy_lite": {"session/sources.py": {"_engine_options", "_sqlalchemy_sessions"}},
+    "flask_sqlalchemy_lite": {"session/sources.py": {"_engine_options"}},
 }
 """What is private in each package, by the file that uses it."""
 
 OF_OTHERS = {
     "integrations/wtf.py": {"_value"},  # WTForms'
-    "session/operation.py": {"_get_current_object"},  # Flask's
-    "web/flask_context.py": {"_get_current_object"},
+    "flask_context.py": {"_get_current_object"},  # Flask's
 }
 """What others call the same."""
 
@@ -181,15 +179,3 @@ def test_flask_sqlalchemy_keeps_the_options_of_all_engines():
         assert _options(db, "sqlite://") == given  # an engine that is given by its URL alone
     for db in (SQLAlchemy(), Lite()):
         assert _options(db, None) == {}
-
-
-def test_flask_sqlalchemy_lite_keeps_the_sessions_of_a_context_by_name():
-    app = Flask(__name__)
-    app.config["SQLALCHEMY_ENGINES"] = {"default": "sqlite://"}
-    db = Lite(app)
-    with app.app_context():
-        assert _LITE_SESSIONS not in g
-        usual, other = db.session, db.get_session("other")
-        assert g.get(_LITE_SESSIONS) == {"default": usual, "other": other}
-        g.pop(_LITE_SESSIONS)
-        assert db.session is not usual

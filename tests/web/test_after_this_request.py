@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from flask import Response, after_this_request, g, has_request_context
 
 from flask_idempotency import idempotent
-from flask_idempotency.web.flask_context import _leading
+from flask_idempotency.flask_context import _leading
 
 
 @pytest.fixture

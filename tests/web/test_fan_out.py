@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from flask import copy_current_request_context, stream_with_context
+from flask import copy_current_request_context, current_app, stream_with_context
 
 from flask_idempotency import (
     IdempotencyError,
@@ -35,6 +35,16 @@ KINDS = pytest.mark.parametrize("atomic", [True, False])
 
 def in_copies_of_the_request(handle, events):
     return in_threads([copy_current_request_context(handle) for _ in events], events)
+
+
+def in_contexts_of_their_own(handle, events):
+    app = current_app._get_current_object()
+
+    def in_its_own(event):
+        with app.app_context():
+            return handle(event)
+
+    return in_threads([in_its_own] * len(events), events)
 
 
 def in_copies_of_the_context(handle, events):
@@ -111,20 +121,12 @@ def assert_each_ran_once(world, heard, provider, deliveries):
 
 
 @KINDS
-@pytest.mark.parametrize("fan_out", [in_copies_of_the_request, in_copies_of_the_context, in_tasks])
+@pytest.mark.parametrize("fan_out", [in_copies_of_the_request, in_contexts_of_their_own])
 def test_each_event_of_a_webhook_is_handled_once(world, heard, provider, handle, fan_out):
-    if fan_out is in_tasks:
-
-        @world.app.post("/hook/<int:number>")
-        async def hook(number):
-            read(world)
-            return await in_tasks(handle, deliveries[number])
-    else:
-
-        @world.app.post("/hook/<int:number>")
-        def hook(number):
-            read(world)
-            return fan_out(handle, deliveries[number])
+    @world.app.post("/hook/<int:number>")
+    def hook(number):
+        read(world)
+        return fan_out(handle, deliveries[number])
 
     deliveries = [[f"{number}-{event}" for event in range(EVENTS)] for number in range(TRIES)]
     for number, events in enumerate(deliveries):
@@ -134,17 +136,61 @@ def test_each_event_of_a_webhook_is_handled_once(world, heard, provider, handle,
 
 
 @KINDS
-@pytest.mark.parametrize("fan_out", [in_copies_of_the_context, in_tasks_of_the_context])
-def test_so_is_each_in_threads_that_share_an_application_context(
-    world, heard, provider, handle, fan_out
-):
+def test_so_is_each_in_threads_of_a_script(world, heard, provider, handle):
     deliveries = [[f"{number}-{event}" for event in range(EVENTS)] for number in range(TRIES)]
     with world.app.app_context():
         for events in deliveries:
             for _ in range(2):
                 read(world)
-                assert fan_out(handle, events) == [*map(expected, events)]
+                assert in_contexts_of_their_own(handle, events) == [*map(expected, events)]
     assert_each_ran_once(world, heard, provider, deliveries)
+
+
+def refused(world, runs, atomic):
+    with pytest.raises(
+        NotAtomic, match=r"in a thread or task that shares .* `with app.app_context\(\):`"
+    ):
+        world.idempotency.run("thread", runs.append, 1, scope="p", name="charge", atomic=atomic)
+
+
+@KINDS
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, atomic, is_async):
+    runs = []
+    call = partial(refused, world, runs, atomic)
+    if is_async:
+
+        @world.app.post("/hook")
+        async def hook():
+            await asyncio.to_thread(call)
+            return ""
+    else:
+
+        @world.app.post("/hook")
+        def hook():
+            in_threads([partial(copy_context().run, lambda _: call())], [0])
+            return ""
+
+    assert world.post("/hook", key=None).status_code == 200
+    assert (runs, world.records()) == ([], [])
+
+
+@KINDS
+def test_so_is_one_that_shares_the_context_of_another_run(world, background, gate, atomic):
+    runs = []
+    with world.app.app_context():
+        here = copy_context()
+        first = background(
+            copy_context().run,
+            partial(world.idempotency.run, "first", gate, scope="p", name="charge", atomic=atomic),
+        )
+        gate.wait_until_reached()
+        here.run(refused, world, runs, atomic)
+        gate.open()
+        first.result()
+        assert (runs, [record.name for record in world.records()]) == ([], ["charge"])
+        world.idempotency.run("then", runs.append, 1, scope="p", name="charge", atomic=atomic)
+    assert runs == [1]
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)

@@ -192,7 +192,7 @@ def test_the_package_does_not_need_lite():
 
 @pytest.mark.parametrize("kind", ["lite", "plain"])
 @pytest.mark.parametrize("atomic", [True, False])
-def test_two_threads_of_one_context_have_a_session_each(shop, kind, atomic, background):
+def test_two_threads_have_a_session_each(shop, kind, atomic, background):
     extension, gate = shop.names["idempotency"], threading.Barrier(2, timeout=10)
 
     def job():
@@ -204,7 +204,8 @@ def test_two_threads_of_one_context_have_a_session_each(shop, kind, atomic, back
         return id(session)
 
     def run(key):
-        return extension.run(key, job, scope="s", name="job", atomic=atomic)
+        with shop.app_context():
+            return extension.run(key, job, scope="s", name="job", atomic=atomic)
 
     with shop.app_context():
         jobs = [background(copy_context().run, run, key) for key in "ab"]

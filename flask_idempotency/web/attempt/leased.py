@@ -25,9 +25,9 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
+from flask_idempotency.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import end_view, waits_for_commit
 from flask_idempotency.session.operation import Running
-from flask_idempotency.web.flask_context import handle_error, log_error
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.signals import (
     conclude,

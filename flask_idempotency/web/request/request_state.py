@@ -15,8 +15,8 @@ from werkzeug.local import LocalProxy
 from flask_idempotency.core.errors import ConfigurationError, Problem, ScopeUnknown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.machine import Phase
+from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
-from flask_idempotency.web.flask_context import present_context, present_request
 from flask_idempotency.web.setup.options import Route, ScopeCallable
 from flask_idempotency.web.setup.routes import name_of
 from flask_idempotency.web.signals import Told

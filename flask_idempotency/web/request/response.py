@@ -22,8 +22,8 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
+from flask_idempotency.flask_context import present_request
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.web.flask_context import present_request
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.settings import Settings
 

@@ -9,7 +9,7 @@ from flask_wtf import CSRFProtect
 
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.console import access
-from flask_idempotency.web.flask_context import ask_before_request
+from flask_idempotency.flask_context import ask_before_request
 
 from .conftest import INVISIBLE
 

@@ -14,10 +14,8 @@ Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar, Token
-from copy import copy
 from operator import attrgetter
 from typing import Any
 
@@ -60,22 +58,6 @@ def present_context() -> Any:
     """Return what identifies the present application context: its ``flask.g``, or None."""
     context = _cv_app.get(None)
     return None if context is None else context.g
-
-
-@contextmanager
-def copied_context(*, with_g: bool) -> Iterator[None]:
-    """Go on in a copy of the present application context: a session is found by its identity.
-
-    ``with_g``: or in ``flask.g``, which is a copy then, too.
-    """
-    context = copy(_cv_app.get())
-    if with_g:
-        context.g = copy(context.g)
-    token = _cv_app.set(context)
-    try:
-        yield
-    finally:
-        _cv_app.reset(token)
 
 
 def functions_after_request() -> list[Callable[[Any], Any]]:
