@@ -121,9 +121,8 @@ class Idempotency:
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
         key = bind_of(sessions, settings)
-        check_driver(
-            sessions.engines[key], sessions.setting_of(key), settings.store, sessions.options_of(key)
-        )
+        setting, made_with = sessions.origin_of(key)
+        check_driver(sessions.engines[key], setting, settings.store, made_with)
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         make_client: Callable[[], Any] = lambda: client  # noqa: E731

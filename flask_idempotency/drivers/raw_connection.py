@@ -210,11 +210,12 @@ def give_back(held: Any, raw: RawConnection | None) -> None:
         try:
             raw.put_right()
         except BaseException as error:
+            raw.leave()
             with suppress(exc.ResourceClosedError):  # the view has closed it: its pool threw it away
                 held.invalidate(error)
             if not isinstance(error, raw.Error):
                 raise
-        finally:
-            raw.leave()
-    with suppress(exc.SQLAlchemyError):
+    try:
         held.close()
+    except exc.SQLAlchemyError:
+        return

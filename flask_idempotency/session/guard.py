@@ -7,11 +7,9 @@ a function on the server does, no text tells; what the driver's own cursors send
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
-
-from .settings import literal
 
 LONG = 10_000
 """Characters of a text that is not worth remembering: it holds its values, so it comes but once."""
@@ -153,3 +151,26 @@ def settings_of(text: str, values: Any) -> dict[str, bool] | None:
     if len(names - found.keys()) < len(_SET_CONFIG.findall(text)):
         return None
     return found | {call["name"].lower(): call["local"].lower() not in _FALSE for call in calls}
+
+
+# Settings that end with a transaction: inside an operation a commit of the view is a RELEASE, and ends
+# none. So they are asked for before they change, and put back.
+
+
+def literal(text: str) -> str:
+    """The text as an SQL literal, however the server treats backslashes."""
+    quoted = text.replace("'", "''")
+    return f"'{quoted}'" if "\\" not in quoted else "E'" + quoted.replace("\\", "\\\\") + "'"
+
+
+def ask(names: Iterable[str]) -> str:
+    """A statement that returns what settings are, before a statement of the view changes them."""
+    return "SELECT " + ", ".join(
+        f"coalesce(current_setting({literal(name)}, true), '')" for name in names
+    )
+
+
+def put_back(saved: Mapping[str, str]) -> str:
+    """A statement that restores them, the last first: a role that was set later may forbid the rest."""
+    calls = [f"set_config({literal(name)}, {literal(was)}, true)" for name, was in saved.items()]
+    return "SELECT " + ", ".join(reversed(calls))

@@ -20,7 +20,7 @@ from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from .databases import Databases
 from .guard import CHOSEN
 from .leftovers import has_written
-from .operation import OpenTransaction, outer_transaction
+from .operation import outer_transaction
 from .sources import Sessions
 from .sqlalchemy_private import connections
 from .transaction import FAILED, LASTING, innermost
@@ -39,12 +39,13 @@ class JoiningSession:
         bind: Any = super().get_bind(*args, **kwargs)  # type: ignore[misc]
         running = innermost.get()
         if running is not None and running.has_joined(self):
-            bind = running.bind_of(self, bind, kwargs.get("bind"))
+            bind = running.bind_of(self, bind, kwargs)
         return bind  # type: ignore[no-any-return]
 
     def connection(self, *args: Any, **kwargs: Any) -> Connection:
         """The session's connection, by which a view reaches the driver's."""
-        joined = _joined(self)
+        running = innermost.get()
+        joined = running if running is not None and running.has_joined(self) else None
         if joined is not None and LASTING.intersection(kwargs.get("execution_options") or ()):
             joined.transaction.refuse(CHOSEN)
         if joined is not None and (given := args[0] if args else kwargs.get("bind_arguments")):
@@ -53,12 +54,6 @@ class JoiningSession:
         if joined is not None and joined.transaction.connection is connection:
             joined.transaction.show()
         return connection
-
-
-def _joined(session: Any) -> OpenTransaction | None:
-    """The operation that a session works for."""
-    running = innermost.get()
-    return running if running is not None and running.has_joined(session) else None
 
 
 def install(sessions: Sessions) -> None:
@@ -131,7 +126,7 @@ def to_continue(databases: Databases, other_binds: Sequence[str | None] = ()) ->
     if not transaction.is_active:
         raise NotAtomic(FAILED)
     allowed = databases.engines_of(other_binds)
-    for each in set(connections(session).values()):
+    for each in connections(session):
         if each.engine.pool is databases.database.pool:
             found = each
         elif each.engine not in allowed and has_written(each):

@@ -32,7 +32,9 @@ COMMIT_THEM = (
 
 def has_unsaved(session: Session) -> bool:
     """Return True if the session holds changes that it has not sent to the database."""
-    return bool(session.new or session.deleted or any(map(session.is_modified, session.dirty)))
+    if session.new or session.deleted:
+        return True
+    return session.identity_map.check_modified() and any(map(session.is_modified, session.dirty))
 
 
 def is_explicit(session: Session) -> bool:
@@ -50,8 +52,8 @@ def holds_changes(session: Session | None, pool: Any = None) -> bool:
         return False
     if pool is None and has_unsaved(session):
         return True
-    begun = set(connections(session).values())
     with suppress(SQLAlchemyError):  # it has failed, or its connection is lost: it cannot be asked
+        begun = connections(session)
         return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
     return False
 
@@ -130,5 +132,7 @@ def undo(session: Session | None) -> None:
 def end_transactions(session: Session) -> None:
     """Without the events of a rollback that the application did not ask for."""
     for transaction in begun_by(session):
-        with suppress(SQLAlchemyError):  # the connection is lost, and everything undone
+        try:
             transaction.close()
+        except SQLAlchemyError:  # the connection is lost, and everything undone
+            continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -176,11 +176,11 @@ class OpenTransaction(Running):
         self.other_binds = databases.engines_of(other_binds)
         self._modes: dict[Any, Any] = {}  # of the sessions that joined, their join_transaction_mode
         self._left: tuple[int, int, bool] | None = None
-        self._is_settled = False
         try:  # an exit may strike in any line from here on
             super().__init__(operation)
             self.transaction.running = ref(self)
-            self._continue(databases.sessions.present())
+            if self.transaction.raw.continues:
+                self._continue(databases.sessions.present())
         except BaseException:
             self.end()
             raise
@@ -188,7 +188,7 @@ class OpenTransaction(Running):
     def _continue(self, session: Session | None) -> None:
         """Let the session's own transaction, if the operation continues it, go on as the first unit."""
         connection = self.transaction.connection
-        if session is not None and connection in connections(session).values():
+        if session is not None and connection in connections(session):
             self._note(session)
             self.transaction.begins(session, connection.get_execution_options())
             continue_nested(session, connection)
@@ -215,23 +215,26 @@ class OpenTransaction(Running):
         """Return True if this is its application context, not another one that the view has pushed."""
         return self._context is present_context()
 
-    def bind_of(self, session: Session, bind: Engine | Connection, given: Any) -> Engine | Connection:
+    def bind_of(
+        self, session: Session, bind: Engine | Connection, given: Mapping[str, Any]
+    ) -> Engine | Connection:
         """The operation's connection in place of its engine; another database's engine as it is.
 
-        ``given`` is what the caller has chosen for this statement alone. Raises ``NotAtomic`` if the
-        session would escape the operation.
+        ``given`` has the ``bind`` that the caller has chosen for this statement alone, if any. Raises
+        ``NotAtomic`` if the session would escape the operation.
         """
         transaction = self.transaction
         connection, pool = transaction.connection, transaction.connection.engine.pool
-        if given is not None and isinstance(bind, Connection):  # bind_arguments={"bind": connection}
+        engine, found = bind.engine, connections(session)  # an engine is its own
+        if bind is not engine and given.get("bind") is not None:  # bind_arguments={"bind": connection}
             return bind
-        if bind.engine.pool is not pool:
-            if self._is_in_context() and bind.engine not in self.other_binds:
-                self._refuse_other(bind.engine)
+        if engine.pool is not pool:
+            if self._is_in_context() and engine not in self.other_binds:
+                self._refuse_other(engine)
             return bind
-        begun = [each for each in connections(session).values() if each.engine.pool is pool]
-        is_elsewhere = bool(begun) and connection not in begun
-        if is_elsewhere or (isinstance(bind, Connection) and bind is not connection):
+        has_begun = connection in found
+        is_elsewhere = found and not has_begun and any(each.engine.pool is pool for each in found)
+        if is_elsewhere or bind not in (engine, connection):
             transaction.refuse(
                 f"a session of the view of {self.operation.name} has a connection of its own, as its"
                 " bind or in a transaction that it was in the middle of, so its writes cannot commit"
@@ -239,11 +242,10 @@ class OpenTransaction(Running):
             )
         if session not in self._modes:
             self._note(session)
-        if begun:
+        if has_begun:
             transaction.turn(session)
         else:
-            options = bind.get_execution_options()
-            transaction.begins(session, options)
+            transaction.begins(session, bind.get_execution_options())
         return connection
 
     def _refuse_other(self, engine: Engine) -> NoReturn:
@@ -286,18 +288,16 @@ class OpenTransaction(Running):
     def is_settled(self) -> bool:
         """Return True if everything is committed: a commit above the view has nothing left to do.
 
-        Nor to raise, as it has to after one of the view that failed. Then :meth:`let_go` follows at
-        once: it need not ask again. Sends nothing.
+        Nor to raise, as it has to after one of the view that failed. Sends nothing.
         """
         transaction, sessions = self.transaction, self._sessions()
         is_unsaved = any(map(has_unsaved, sessions))
-        self._is_settled = not (
+        self._left = transaction.commits, transaction.rollbacks, is_unsaved
+        return not (
             is_unsaved
             or transaction.waits_for_commit()
             or any(is_explicit(each) or not each.is_active for each in sessions)
         )
-        self._left = transaction.commits, transaction.rollbacks, is_unsaved
-        return self._is_settled
 
     def is_undone(self) -> bool:
         """Return True if what was left then has been dropped since."""
@@ -315,15 +315,15 @@ class OpenTransaction(Running):
         if found is not None:
             raise found from error
 
-    def let_go(self, status: int | None = None) -> None:
+    def let_go(self, status: int | None = None, *, is_settled: bool = False) -> None:
         """Undo what was not committed, as without us, and let the sessions go: all the rest commits.
 
         Raises what makes the work void, and ``NotAtomic`` if something was left uncommitted beside a
         response of success. Beside a rejection it is undone. ``status`` is the response's, or None for
-        a step.
+        a step; ``is_settled`` is what :meth:`is_settled` has just said.
         """
         self.raise_if_uncommittable(None)
-        has_left = not self._is_settled and self.has_leftovers()
+        has_left = not is_settled and self.has_leftovers()
         if has_left and status is not None and status < 400:
             raise NotAtomic(
                 f"the view of {self.operation.name} responded with {status} and left changes in"
@@ -357,19 +357,13 @@ def leave_to_parent() -> None:
         running.is_parents, running = True, running.outer
 
 
-def forget_ended() -> None:
-    """Forget the operation that has ended, in the present context. Copies made of it keep it."""
-    running = innermost.get()
-    if running is not None and not running.is_open:
-        innermost.set(running.outer)
-
-
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call what may end an operation in a thread, in a copy of the present context."""
     try:
         return await asyncio.to_thread(function, *args)
-    finally:
-        forget_ended()
+    finally:  # it has ended in the copy alone
+        if (running := innermost.get()) is not None and not running.is_open:
+            innermost.set(running.outer)
 
 
 def running_operation() -> Running | None:

@@ -66,16 +66,12 @@ class Sessions:
         metadata: Any = self._metadata
         return metadata  # type: ignore[no-any-return]
 
-    def setting_of(self, _name: str | None) -> str:
-        """Where one engine's URL was set, for messages."""
-        return "the URL of the session's engine"
+    def origin_of(self, _name: str | None) -> tuple[str, Mapping[str, Any]]:
+        """Where one engine's URL was set, for messages, and the options that it was made with.
 
-    def options_of(self, _name: str | None) -> Mapping[str, Any]:
-        """Return what one engine was made with, besides its URL, if it decides where that connects.
-
-        An engine itself does not tell.
+        Those that decide where it connects: an engine itself does not tell.
         """
-        return {"creator": None}
+        return "the URL of the session's engine", {"creator": None}
 
 
 class FlaskSQLAlchemySessions(Sessions):
@@ -92,15 +88,13 @@ class FlaskSQLAlchemySessions(Sessions):
         made = MetaData(naming_convention=usual.naming_convention, info={"bind_key": name})
         return metadatas.setdefault(name, made)  # type: ignore[no-any-return]
 
-    def setting_of(self, name: str | None) -> str:
+    def origin_of(self, name: str | None) -> tuple[str, Mapping[str, Any]]:
         """See :class:`Sessions`."""
-        return "SQLALCHEMY_DATABASE_URI" if name is None else f"SQLALCHEMY_BINDS[{name!r}]"
-
-    def options_of(self, name: str | None) -> Mapping[str, Any]:
-        """See :class:`Sessions`."""
-        config = self._config
-        own = config["SQLALCHEMY_BINDS"][name] if name else config.get("SQLALCHEMY_ENGINE_OPTIONS")
-        return _options(self._holder, own)
+        if name is None:
+            own = self._config.get("SQLALCHEMY_ENGINE_OPTIONS")
+            return "SQLALCHEMY_DATABASE_URI", _options(self._holder, own)
+        own = self._config["SQLALCHEMY_BINDS"][name]
+        return f"SQLALCHEMY_BINDS[{name!r}]", _options(self._holder, own)
 
 
 class LiteSessions(Sessions):
@@ -132,13 +126,10 @@ class LiteSessions(Sessions):
 
     present = current  # made if it was not there: nothing public tells
 
-    def setting_of(self, name: str | None) -> str:
+    def origin_of(self, name: str | None) -> tuple[str, Mapping[str, Any]]:
         """See :class:`Sessions`."""
-        return f"SQLALCHEMY_ENGINES[{name!r}]"
-
-    def options_of(self, name: str | None) -> Mapping[str, Any]:
-        """See :class:`Sessions`."""
-        return _options(self._holder, self._app.config["SQLALCHEMY_ENGINES"][name])
+        own = self._app.config["SQLALCHEMY_ENGINES"][name]
+        return f"SQLALCHEMY_ENGINES[{name!r}]", _options(self._holder, own)
 
 
 # Private in Flask-SQLAlchemy 3.1 and in -Lite 0.2; tests/unit/test_private_sqlalchemy.py watches both.

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session, SessionTransaction
 
 
-def connections(session: Session) -> dict[Engine | Connection, Connection]:
-    """The connections of the session's present transaction, by what they were asked for with."""
+def connections(session: Session) -> set[Connection]:
+    """The connections of the session's present transaction."""
     transaction = session.get_transaction()
-    if transaction is None:
-        return {}
-    return {bind: found[0] for bind, found in transaction._connections.items()}
+    return set() if transaction is None else {found[0] for found in transaction._connections.values()}
 
 
 def begun_by(session: Session) -> list[SessionTransaction]:

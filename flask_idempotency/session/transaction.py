@@ -33,8 +33,7 @@ from flask_idempotency.core.process import INHERITED
 from flask_idempotency.drivers.raw_connection import IDLE, IN_ERROR, RawConnection, give_back, taken
 from flask_idempotency.drivers.raw_connection import innermost as innermost_of
 
-from . import guard, settings
-from .undone import watched
+from . import guard
 
 FIRST = "idempotency_first"
 """The savepoint that is made behind the row's lock, in the same message, for the first unit."""
@@ -85,6 +84,11 @@ innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=Non
 
 Not on the request: threads, tasks and greenlets that share one may each run operations.
 """
+
+observed: ContextVar[Callable[[Connection], None] | None] = ContextVar(
+    "flask_idempotency_observed", default=None
+)
+"""What hears of each write of the request that is only observed here."""
 
 _open: dict[int, ref[OperationTransaction]] = {}
 """By the identity of SQLAlchemy's connection, which an operation's transaction keeps."""
@@ -187,8 +191,9 @@ class OperationTransaction:
 
     def savepoint(self, name: str) -> None:
         """Set a savepoint: the unit of a session that begins, or one inside."""
-        self._check()
         owner, self._beginner = self._beginner, None
+        if owner is None:  # else it has just been found to work here
+            self._check()
         sql, self.first = self.first or name, None
         if sql is name:
             self._waiting.append(f"SAVEPOINT {name}")
@@ -227,7 +232,7 @@ class OperationTransaction:
         outer = self._savepoints
         outer.pop()
         if unit.saved:
-            self._waiting.append(settings.put_back(unit.saved))
+            self._waiting.append(guard.put_back(unit.saved))
         self._waiting.append(f"RELEASE {unit.sql}")
         self.commits += 1
         self.wrote = self.wrote or unit.did
@@ -240,22 +245,22 @@ class OperationTransaction:
 
     def roll_back_to(self, name: str) -> None:
         """Roll back to a savepoint and release it, at once: that frees locks."""
-        place = next((n for n, each in enumerate(self._savepoints) if each.name == name), None)
-        if place is None or self.over is not None:
+        names = [each.name for each in self._savepoints]
+        if name not in names or self.over is not None:
             return
-        self._check()
-        done, inner = self._savepoints[place], self._savepoints[place + 1 :]
+        if not self.leaving:
+            self._check()
+        place = names.index(name)
+        done, *inner = self._savepoints[place:]
         del self._savepoints[place:]
-        inner_work = any(each.did and each.owner is not None for each in inner)
-        if inner_work or done.commits != self.commits:
+        if done.commits != self.commits or (
+            inner and any(each.did and each.owner is not None for each in inner)
+        ):
             self.broken = NotAtomic(OVERLAP)
             if not self.leaving:
                 raise self.broken
             return
-        self._undo(done)
         self.rollbacks += done.owner is not None and done.did
-
-    def _undo(self, done: _Savepoint) -> None:
         if done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
             was_shown = self.raw.is_shown
@@ -294,7 +299,7 @@ class OperationTransaction:
         known = {name for each in self._savepoints for name in each.saved}
         if new := [name for name, local in found.items() if local and name not in known]:
             self.flush()
-            row = self._send([], settings.ask(new)).fetchall()[0]
+            row = self._send([], guard.ask(new)).fetchall()[0]
             self._savepoints[-1].saved.update(zip(new, row, strict=True))
         for name in known.intersection(name for name, local in found.items() if not local):
             for each in self._savepoints:  # it is set for the connection now, which a commit keeps
@@ -497,7 +502,7 @@ def hook(engine: Engine, stray: Stray) -> None:
         if found is not None and (transaction := found()) is not None:
             text = statement if type(statement) is str else _text(statement, cursor)
             transaction.before(cursor, text, more[0])
-        elif innermost.get() is not None or watched.get() is not None:
+        elif (_open and innermost.get() is not None) or observed.get() is not None:
             stray(root, _text(statement, cursor))
 
     def failed(context: Any) -> None:
@@ -533,8 +538,8 @@ def _about_savepoint(
     connection: Connection,
     name: str,
 ) -> None:
-    transaction = transaction_of(connection)
-    if transaction is None:
+    found = _open.get(id(connection))
+    if found is None or (transaction := found()) is None:
         theirs(connection, name)
     else:
         ours(transaction, name)
@@ -544,8 +549,6 @@ def _about_transaction(how: str, theirs: Callable[[Any], None], pooled: Any) -> 
     raw = taken.get(innermost_of(pooled.dbapi_connection)) if taken else None
     if raw is None:
         theirs(pooled)
-        if (commits := watched.get()) is not None:
-            commits.end(how, pooled)
     elif operation := raw.operation():
         operation.end_by(how)
     else:

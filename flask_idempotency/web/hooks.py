@@ -33,7 +33,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import functions_after_request, handle_error, present_request
 from flask_idempotency.session.operation import in_thread
-from flask_idempotency.session.undone import warn_undone
+from flask_idempotency.session.stray import warn_undone
 from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.request_state import (
     Begun,

@@ -36,7 +36,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default, outcome_after
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.undone import Commits, warn_undone, watched
+from flask_idempotency.session.stray import Commits, warn_undone
 from flask_idempotency.web.request.identity import (
     found_for_old,
     identify,
@@ -92,7 +92,6 @@ class Observed:
         self._told.began = time.monotonic()  # what our own question took does not count
         if self._execution is not None and self._route.atomic:
             self._commits = Commits(self._state.sessions)
-            watched.set(self._commits)
 
     def finish(self, response: Response | None) -> None:
         """See :class:`~.request.request_state.Observation`."""
@@ -109,7 +108,8 @@ class Observed:
         except Exception:
             log.exception("operation %s: observing it failed", self._told.name)
         finally:
-            watched.set(None)
+            if self._commits is not None:
+                self._commits.end()
 
     def _judge(self, request: Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""

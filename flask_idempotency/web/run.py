@@ -101,9 +101,10 @@ def _alone_in_context() -> Iterator[None]:
     Threads and tasks may share an application context, but its session is for one of them. Raises
     ``NotAtomic`` if another ``run()`` works there, or the request whose thread this is not.
     """
-    context, me = present_context(), object()
+    context, me, outer = present_context(), object(), innermost.get()
     is_first = not is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me
-    if not is_first and innermost.get() is None:  # else it is a request of what the other one runs
+    is_inside = outer is not None and outer.is_open  # in a request that what runs makes
+    if not (is_first or is_inside):
         raise NotAtomic(
             "run() was called in a thread or task that shares its application context, and so"
             " db.session, with a request or another run(): call it inside"

@@ -28,21 +28,21 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 703,
-        "first, postgres": 507,
+        "first, hybrid": 652,
+        "first, postgres": 457,
         "replay, hybrid": 460,
         "replay, postgres": 348,
         "duplicate, hybrid": 366,
-        "unprotected bare view": 74,
+        "unprotected bare view": 56,
         "unprotected empty view": 39,
     },
     "psycopg": {
-        "first, hybrid": 803,
-        "first, postgres": 652,
+        "first, hybrid": 752,
+        "first, postgres": 601,
         "replay, hybrid": 505,
         "replay, postgres": 394,
         "duplicate, hybrid": 366,
-        "unprotected bare view": 74,
+        "unprotected bare view": 56,
         "unprotected empty view": 39,
     },
 }

@@ -6,14 +6,14 @@ from sqlalchemy.orm.exc import ObjectDeletedError
 from werkzeug.exceptions import Forbidden
 
 from flask_idempotency import idempotent
-from flask_idempotency.session import undone
+from flask_idempotency.session import stray
 
 KINDS = ["enforced", "observed"]
 
 
 @pytest.fixture(autouse=True)
 def nobody_was_warned(monkeypatch):
-    monkeypatch.setattr(undone, "_warned", set())
+    monkeypatch.setattr(stray, "_told", set())
 
 
 @pytest.fixture(params=KINDS)

@@ -64,8 +64,8 @@ class AtomicAttempt(Attempt):
         hold = self._execution.hold
         self._joined = OpenTransaction(self._state, self._operation, hold, self._route.other_binds)
 
-    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:  # noqa: ARG002
-        self._joined.let_go(stored.status)
+    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
+        self._joined.let_go(stored.status, is_settled=is_settled)
         self._commit(stored)
 
     def _release(self) -> None:

@@ -17,7 +17,7 @@ from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.flask_context import handle_error
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.undone import warn_undone
+from flask_idempotency.session.stray import warn_undone
 from flask_idempotency.web.request.request_state import RequestState
 from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.setup.app_state import AppState

@@ -89,7 +89,7 @@ def default_prefix(sessions: Sessions, bind_key: str | None, table: str, store: 
     ``ConfigurationError`` where nothing says which database is meant, and where the store ``redis``
     would have another prefix than before: it would forget its records.
     """
-    url, options = sessions.engines[bind_key].url, sessions.options_of(bind_key)
+    url, (setting, options) = sessions.engines[bind_key].url, sessions.origin_of(bind_key)
     given = {**url.query, **(options.get("connect_args") or {})}
     if "database" in given:
         given["dbname"] = given.pop("database")
@@ -110,7 +110,7 @@ def default_prefix(sessions: Sessions, bind_key: str | None, table: str, store: 
     if is_known and given.keys().isdisjoint({"conninfo", "dsn"}) and not (more and store == "redis"):
         return _prefix(*place, *sorted(more.items()))
     raise ConfigurationError(
-        f"host, port and database in {sessions.setting_of(bind_key)} do not say alone which database is"
+        f"host, port and database in {setting} do not say alone which database is"
         " meant, so on one Redis this application could not be told from others: set"
         " IDEMPOTENCY_REDIS_PREFIX to a name that"
         f" no other has. Until now the prefix was {_prefix(*place)!r}; what is stored under it is found"
