@@ -5,7 +5,7 @@ from flask import abort, g
 from sqlalchemy.orm.exc import ObjectDeletedError
 from werkzeug.exceptions import Forbidden
 
-from flask_idempotency import idempotent
+from flask_idempotency import current_operation, idempotent
 from flask_idempotency.session import stray
 
 KINDS = ["enforced", "observed"]
@@ -34,6 +34,13 @@ def insert(shop):
     shop.db.session.execute(shop.db.text("insert into payment (amount) values (5)"))
 
 
+def add_and_read(shop):
+    """What was written stays written when the next unit only reads."""
+    add(shop)
+    shop.db.session.commit()
+    shop.db.session.execute(shop.db.text("select 1"))
+
+
 def nested(shop):
     add(shop)
     with shop.db.session.begin_nested():
@@ -52,7 +59,9 @@ def warnings(caplog):
     return [each.getMessage() for each in caplog.records if "which is not stored" in each.getMessage()]
 
 
-@pytest.mark.parametrize(("write", "end"), [(add, "return"), (insert, "abort")])
+@pytest.mark.parametrize(
+    ("write", "end"), [(add, "return"), (insert, "abort"), (add_and_read, "return")]
+)
 def test_it_is_said_once(shop, kind, caplog, write, end):
     status = 403
 
@@ -71,6 +80,20 @@ def test_it_is_said_once(shop, kind, caplog, write, end):
     assert "store=lambda response" in text
     assert ("enforced, the changes are undone" in text) is (kind == "observed")
     assert shop.count() == (0 if kind == "enforced" else 2)
+
+
+def test_it_is_said_of_what_the_operations_connection_wrote(make_world, caplog):
+    shop = make_world()
+
+    @shop.app.post("/payments")
+    @idempotent
+    def sign_in():
+        current_operation.connection.execute(shop.db.text("insert into payment (amount) values (5)"))
+        return {}, 403
+
+    assert shop.post().status_code == 403
+    assert len(warnings(caplog)) == 1
+    assert shop.count() == 0
 
 
 def test_the_option_that_it_names_keeps_the_changes(shop, caplog):

@@ -40,6 +40,14 @@ def test_view_and_record_share_one_backend(world, view):
     assert holders == [of_session]
 
 
+def test_afterwards_a_session_joins_other_transactions_as_it_did_before(world):
+    session = world.db.session
+    with world.app.app_context():
+        found = session().join_transaction_mode
+        world.idempotency.run("a", lambda: session.scalar(sa.select(1)), scope="s", name="read")
+        assert session().join_transaction_mode == found
+
+
 def test_a_client_that_goes_away_is_noticed_in_the_view_and_nowhere_else(world):
     interval = sa.text("show client_connection_check_interval")
     protect(world, lambda: [world.db.session.scalar(interval)])
