@@ -60,6 +60,21 @@ def test_one_that_rolls_back_inside_goes_on(world, failing):
     world.assert_clean()
 
 
+def test_a_savepoint_that_a_failed_transaction_refuses_does_not_break_the_operation(world):
+    def roll_back_and_pay():
+        with pytest.raises(sa.exc.DBAPIError, match="zero"):
+            by_text(world)
+        with pytest.raises(sa.exc.DBAPIError, match="aborted"), world.db.session.begin_nested():
+            world.db.session.execute(sa.select(1))
+        world.db.session.rollback()
+        return pay(world, 1)
+
+    with world.app.app_context():
+        assert world.idempotency.run("a", roll_back_and_pay, scope="s", name="pay") == 1
+    assert world.sql("select amount from payment") == [(1,)]
+    world.assert_clean()
+
+
 def test_one_that_touches_no_database_goes_on(world, failing):
     with world.app.app_context():
         world.idempotency.run("a", failing, scope="s", name="pay")
