@@ -506,7 +506,7 @@ def hook(engine: Engine, stray: Stray) -> None:
             stray(root, _text(statement, cursor))
 
     def failed(context: Any) -> None:
-        transaction = context.connection and transaction_of(context.connection)
+        transaction = transaction_of(context.connection)  # None where nothing could connect
         if transaction is not None:
             transaction.failed(context.original_exception)
 
