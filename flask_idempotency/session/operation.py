@@ -179,7 +179,8 @@ class OpenTransaction(Running):
         try:  # an exit may strike in any line from here on
             super().__init__(operation)
             self.transaction.running = ref(self)
-            if self.transaction.raw.continues:
+            # On SQLite the driver does not say so, as its transactions begin late.
+            if self.transaction.raw.continues or databases.records.one_writer:
                 self._continue(databases.sessions.present())
         except BaseException:
             self.end()
