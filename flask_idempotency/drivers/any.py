@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import lru_cache
 
+from flask_idempotency.core.errors import sqlstate
+
 from .raw_connection import IDLE, OPEN, Answer, RawConnection, Values
 
 _PARTS = re.compile(
@@ -45,7 +47,23 @@ def statements(text: str, mark: str = "%({1})s", percent: str = "%%") -> tuple[S
 
 
 class Connection(RawConnection):
-    """See :class:`RawConnection`."""
+    """See :class:`RawConnection`.
+
+    DB-API has nothing that tells whether a connection is gone, and ``rollback()`` may do nothing then:
+    so it is lost after an error in one of our messages that the server has no code for.
+    """
+
+    _lost: Exception | None = None
+
+    def is_lost(self) -> bool:
+        """See :class:`RawConnection`."""
+        return self._lost is not None
+
+    def undo(self) -> None:
+        """See :class:`RawConnection`."""
+        if self._lost is not None:
+            raise self._lost
+        super().undo()
 
     def status(self) -> int:
         """See :class:`RawConnection`: DB-API does not tell, so it is what we have done."""
@@ -53,6 +71,14 @@ class Connection(RawConnection):
 
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`."""
+        try:
+            return self._send(text, values, first)
+        except self.Error as error:
+            if sqlstate(error) is None:
+                self._lost = error
+            raise
+
+    def _send(self, text: str, values: Values | None, first: Sequence[str]) -> Answer:
         message = [*((each, ()) for each in first), *statements(text, "%s")]
         if self.status() == IDLE and not message[0][0].startswith("BEGIN"):
             message.append(("COMMIT", ()))

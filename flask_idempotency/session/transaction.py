@@ -319,9 +319,12 @@ class OperationTransaction:
             return self.raw.send(text, None, first)
         except self.raw.Error as error:
             self.error = error
+            is_lost = self.is_lost()
+            if is_lost:
+                self.connection.invalidate(error)  # so that nobody above the view meets it again
             # In a failed transaction all waits for the view's rollback; on a lost connection nothing
             # does.
-            if not may_fail and sqlstate(error) != ABORTED and not self.is_lost():
+            if not may_fail and sqlstate(error) != ABORTED and not is_lost:
                 self.broken = self.broken or NotAtomic(
                     f"a savepoint of the operation could not be set or ended: {error}"
                 )

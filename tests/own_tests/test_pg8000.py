@@ -46,6 +46,16 @@ def write(world, amount):
     world.db.session.add(world.Payment(amount=amount))
 
 
+def lose_all(world):
+    """By a connection of its own: the pool's only one is in use."""
+    end = (
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    with sa.create_engine(world.db.engine.url, poolclass=sa.NullPool).connect() as other:
+        other.execute(sa.text(end))
+
+
 def amounts(world):
     return [amount for (amount,) in world.sql("select amount from payment order by id")]
 
@@ -107,6 +117,24 @@ def test_an_error_undoes_what_the_view_has_committed(world, pays, statement):
     assert world.count() == 0
     assert world.post().status_code == 201
     assert (runs, amounts(world)) == ([1, 2], [5])
+
+
+@BOTH
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_connection_lost_around_the_views_commit_is_met_once(world, pays, assert_problem, when):
+    def during():
+        write(world, 1)
+        world.db.session.flush()
+        if when == "after":
+            world.db.session.commit()
+        if current_operation.attempt == 1:
+            lose_all(world)
+        world.db.session.commit()
+
+    runs = pays(during=during)
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert world.post().status_code == 201
+    assert (runs, amounts(world)) == ([1, 2], [5, 1])
 
 
 @pytest.mark.parametrize("protected", [False, True])

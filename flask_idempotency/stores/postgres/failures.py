@@ -14,6 +14,7 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
+from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.admin import original
 
 SERIALIZATION_FAILURE = "40001"
@@ -37,13 +38,15 @@ NO_RIGHT = "42501"
 UNREADABLE = ("22003", "22008", "22P05", "54001")  # a number, a time; in JSON: a NUL, too many levels
 
 
-def is_lost(error: BaseException | None, kind: type[Exception], connection: Any = None) -> bool:
+def is_lost(
+    error: BaseException | None, kind: type[Exception], connection: RawConnection | None = None
+) -> bool:
     """Return True if the connection is gone: nobody knows what an unanswered statement did.
 
     ``kind`` is the driver's class of all errors. What its messages and classes say changes with drivers
     and languages; the five characters do not (Postgres manual, appendix A).
     """
-    if connection is not None and getattr(connection, "closed", False):
+    if connection is not None and connection.is_lost():
         return True
     if not isinstance(error, kind):
         return False
@@ -55,7 +58,7 @@ def is_lost(error: BaseException | None, kind: type[Exception], connection: Any 
 
 
 def problem(
-    error: BaseException | None, kind: type[Exception], connection: Any = None
+    error: BaseException | None, kind: type[Exception], connection: RawConnection | None = None
 ) -> IdempotencyError | None:
     """The problem for an error that concerns the transaction as a whole, or None for any other.
 

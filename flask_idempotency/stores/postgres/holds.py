@@ -172,7 +172,9 @@ class PostgresHold:
         except messages.Error as error:
             if sqlstate(error) == ABORTED:
                 raise NotAtomic(FAILED) from error
-            if not is_lost(error, messages.Error, raw.driver):
+            if is_lost(error, messages.Error, raw):
+                connection.invalidate(error)  # so that nobody above the view meets it again
+            else:
                 raw.send(statements.LOCK_FAILED)
             if sqlstate(error) == READ_ONLY:
                 raise NotAtomic(_READ_ONLY) from error
@@ -244,11 +246,11 @@ class PostgresHold:
             return StoreUnavailable()
         if error is None or not self.transaction.is_ours(original(error)):
             return None
-        return problem(error, self._messages.Error, self.transaction.raw.driver)
+        return problem(error, self._messages.Error, self.transaction.raw)
 
     def _finish_error(self, error: BaseException) -> Exception:
         """Return what failing to complete means; asks the record when the row was not ours."""
-        if is_lost(error, self._messages.Error, self.transaction.raw.driver):
+        if is_lost(error, self._messages.Error, self.transaction.raw):
             return StoreUnavailable(
                 "The connection to the database was lost, and it is not known whether the operation"
                 " was committed; a retry with the same key finds out."

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import sqlalchemy as sa
+from flask import abort
 
 import servers
 from flask_idempotency import current_operation
@@ -41,6 +42,66 @@ def test_a_connection_reset_in_the_middle_of_a_statement(
     assert_problem(first.result(), 503, "store-unavailable", retry=True)
     assert world.count() == 0
     expect.retry_runs(world, runs)
+
+
+def lose_all(world):
+    world.sql(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+    )
+
+
+def commit(_world):
+    pass
+
+
+def savepoint(world):
+    with world.db.session.begin_nested():
+        world.db.session.add(world.Payment(amount=1))
+
+
+def reject(_world):
+    abort(404)
+
+
+@BOTH
+@pytest.mark.parametrize("reads_before", [False, True], ids=["", "after a read"])
+@pytest.mark.parametrize("meets", [commit, savepoint, reject])
+def test_a_connection_lost_between_two_statements_is_a_503(
+    make_world, add_view, assert_problem, expect, meets, reads_before
+):
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
+    if reads_before:
+        world.app.before_request(lambda: world.db.session.execute(sa.select(1)) and None)
+
+    def lose():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.flush()
+        lose_all(world)
+        meets(world)
+
+    runs = add_view(world, during=first_time(lose))
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert world.count() == 0
+    expect.retry_runs(world, runs)
+
+
+@BOTH
+def test_a_connection_lost_before_the_view_breaks_nothing_above_it(
+    make_world, add_view, assert_problem, expect
+):
+    """``db.session.remove()`` of the application's teardown is quiet, as after its own statement."""
+    world = make_world()
+    lose = first_time(lambda: lose_all(world))
+
+    @world.app.before_request
+    def sign_in():
+        world.db.session.execute(sa.select(1))
+        lose()
+
+    runs = add_view(world)
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    expect.retry_runs(world, runs, total=1)
 
 
 def test_of_a_lost_connection_nothing_is_kept(make_world, add_view, assert_problem, caplog):
