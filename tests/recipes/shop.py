@@ -58,8 +58,7 @@ class Troubles:
             case "connection breaks, work goes on":
                 # The body may come after the head, and would be lost with the connection.
                 environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read())
-                hang_up(environ)
-                self.run(environ)
+                self.run(environ)  # which hangs up when its operation has begun: see meet
             case "worker dies after the commit":
                 self.run(environ)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -119,7 +118,9 @@ def meet(db: SQLAlchemy) -> None:
     match request.environ["trouble"]:
         case "worker dies before the commit":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "connection breaks, work goes on" | "work is slow":
+        case "connection breaks, work goes on" | "work is slow" as trouble:
+            if trouble != "work is slow":
+                hang_up(request.environ)
             db.session.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
         case "view fails":
             raise RuntimeError
