@@ -25,6 +25,11 @@ from .transaction import OperationTransaction, innermost
 
 T = TypeVar("T")
 
+TWO_PHASE = (
+    "a session of the view has twophase=True, so it would prepare a transaction of its own: the record"
+    " and the view's writes commit in one phase. Make it without"
+)
+
 
 @dataclass
 class Operation:
@@ -195,6 +200,8 @@ class OpenTransaction(Running):
             continue_nested(session, connection)
 
     def _note(self, session: Session) -> None:
+        if session.twophase:
+            self.transaction.refuse(TWO_PHASE)
         self._modes[session] = session.join_transaction_mode
         session.join_transaction_mode = "create_savepoint"
 

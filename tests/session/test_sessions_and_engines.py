@@ -310,6 +310,23 @@ def test_a_lock_is_not_taken_for_another_ones(world):
     world.assert_clean()
 
 
+def test_a_session_of_two_phases_is_refused(world, caplog):
+    session = sessions.proxy_of(world.db)
+
+    @world.app.post("/two-phases")
+    @idempotent
+    def two_phases():
+        present_session(world.db).twophase = True
+        session.add(world.Payment(amount=5))
+        session.commit()
+        return {}, 201
+
+    assert world.post("/two-phases").status_code == 500
+    assert "NotAtomic: a session of the view has twophase=True" in caplog.text
+    assert world.sql("select count(*) from payment") == [(0,)]
+    world.assert_clean()
+
+
 # Several operations in the one transaction of a test.
 
 

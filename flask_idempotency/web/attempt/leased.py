@@ -144,7 +144,7 @@ class LeasedAttempt(Attempt):
         if found is None:
             steps.begin_again()
             return None
-        response = self.respond(found, after_error=raise_again)
+        response = self.respond(found, after_error=raise_again, waits=False)
         self.abandon()
         return response
 

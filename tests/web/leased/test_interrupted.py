@@ -113,6 +113,24 @@ def test_what_could_not_be_asked_is_asked_by_the_next_request(world, add):
     assert [world.post().status_code for _ in range(2)] == [503, 200]
 
 
+@pytest.mark.parametrize("leaves", ["add", "flush"])
+def test_what_was_found_is_stored_although_it_has_left_changes(world, add, caplog, leaves):
+    """As with a view that does: they are undone, and the log says so."""
+
+    def find_out(_operation):
+        world.db.session.add(world.Payment(amount=5))
+        if leaves == "flush":
+            world.db.session.flush()
+        return {"found": True}, 201
+
+    interrupt(world, add, on_interrupted=find_out)
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert world.sql("select state, (select count(*) from payment) from idempotency_record") == [
+        ("completed", 0)
+    ]
+    assert caplog.text.count("left changes it did not commit") == 1
+
+
 def test_who_has_found_out_that_nothing_happened_may_free_the_key(world, add):
     ends = [Killed(), Retryable()]
 
