@@ -264,7 +264,7 @@ class OperationTransaction:
         if done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
             was_shown = self.raw.is_shown
-            again()()
+            self._exchange(again())
             self.first = FIRST
             if was_shown:
                 self.raw.show()
@@ -315,8 +315,12 @@ class OperationTransaction:
             self._waiting = []
 
     def _send(self, first: list[str], text: str = "", *, may_fail: bool = False) -> Any:
+        return self._exchange(lambda: self.raw.send(text, None, first), may_fail=may_fail)
+
+    def _exchange(self, send: Callable[[], Any], *, may_fail: bool = False) -> Any:
+        """Send something of ours: an error breaks the operation, or the connection is lost."""
         try:
-            return self.raw.send(text, None, first)
+            return send()
         except self.raw.Error as error:
             self.error = error
             is_lost = self.is_lost()

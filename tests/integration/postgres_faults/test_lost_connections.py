@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from flask import abort
 
 import servers
-from flask_idempotency import current_operation
+from flask_idempotency import current_operation, idempotent
 from tests.drivers import EACH
 from tests.faults.nemesis import COMPLETION
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
@@ -84,6 +84,30 @@ def test_a_connection_lost_between_two_statements_is_a_503(
     assert_problem(world.post(), 503, "store-unavailable", retry=True)
     assert world.count() == 0
     expect.retry_runs(world, runs)
+
+
+@BOTH
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_view_that_has_committed_nothing_rejects_on_a_lost_connection(
+    make_world, assert_problem, writes
+):
+    """The transaction that authentication began is lost, too, and is not begun again."""
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
+    world.app.before_request(lambda: world.db.session.execute(sa.select(1)) and None)
+    lose = first_time(lambda: lose_all(world))
+
+    def refused():
+        if writes:
+            world.db.session.add(world.Payment(amount=1))
+            world.db.session.flush()
+        lose()
+        abort(404)
+
+    world.app.add_url_rule("/payments", "pay", idempotent(refused), methods=["POST"])
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert world.post().status_code == 404
+    assert world.count() == 0
+    world.assert_clean()
 
 
 @BOTH
