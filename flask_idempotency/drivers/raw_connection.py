@@ -122,7 +122,9 @@ class RawConnection:
     def level(self) -> str:
         """The words behind BEGIN that isolate a transaction as the engine's connections are."""
         level = self.levels.get(getattr(self.driver, "isolation_level", None), "")
-        return f"ISOLATION LEVEL {level}" if level else ""
+        words = f"ISOLATION LEVEL {level}" if level else ""
+        is_deferrable = getattr(self.driver, "deferrable", None) is True
+        return f"{words} DEFERRABLE".strip() if is_deferrable else words
 
     def status(self) -> int:
         """Return the state the connection is in on the server, as far as the driver knows."""

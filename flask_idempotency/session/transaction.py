@@ -513,7 +513,7 @@ def hook(engine: Engine, stray: Stray) -> None:
             stray(root, _text(statement, cursor))
 
     def failed(context: Any) -> None:
-        transaction = transaction_of(context.connection)  # None where nothing could connect
+        transaction = context.connection and transaction_of(context.connection)
         if transaction is not None:
             transaction.failed(context.original_exception)
 
