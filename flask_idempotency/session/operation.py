@@ -289,8 +289,11 @@ class OpenTransaction(Running):
         return self.transaction.has_written() or any(map(has_unsaved, self._sessions()))
 
     def commit(self) -> None:
-        """Commit what the function has left uncommitted in ``db.session``."""
-        if self.has_leftovers():
+        """Commit what the function has left uncommitted in ``db.session``.
+
+        Raises SQLAlchemy's error if the session waits for a rollback, as any ``commit()`` does then.
+        """
+        if self.has_leftovers() or not all(session.is_active for session in self._modes):
             self._databases.sessions.current().commit()
 
     def is_settled(self) -> bool:

@@ -9,6 +9,7 @@ from select import select
 import pytest
 import sqlalchemy as sa
 from flask import g
+from psycopg2 import extensions
 
 from flask_idempotency import idempotent
 from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, Either, Family, NothingKept, Refused
@@ -623,3 +624,41 @@ def test_a_refusal_is_logged_though_a_handler_answers_for_it(world, caplog):
     ]
     assert any(re.search("(?i)read[ -_]?only", line) for line in logged), logged
     assert world.count() == 0
+
+
+@pytest.mark.parametrize("driver", ["psycopg2"], indirect=True)  # psycopg takes no class of connections
+@pytest.mark.parametrize("handler", ["none", "catches"])
+def test_who_takes_the_record_while_all_is_rolled_back_has_it(make_world, assert_problem, handler):
+    """A rollback of what came before the view frees the row for a moment: another attempt gets it."""
+    taking = []
+
+    class Connection(extensions.connection):
+        def rollback(self):
+            super().rollback()
+            if taking:
+                world.sql(taking.pop())
+
+    options = {"connect_args": {"connection_factory": Connection}}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+
+    @world.app.before_request
+    def authenticate():
+        world.db.session.execute(sa.text("select 1"))
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        taking.append("update idempotency_record set owner = 'another'")
+        try:
+            world.db.session.rollback()
+        except Exception:
+            if handler == "none":
+                raise
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        return {}, 201
+
+    assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    assert not taking
+    assert world.count() == 0
+    assert [record.owner for record in world.records()] == ["another"]

@@ -57,6 +57,25 @@ def test_nor_does_it_cost_the_recording_of_a_step(world, add):
     assert runs == [1]
 
 
+def test_an_atomic_step_that_caught_an_error_without_a_rollback_is_not_recorded(world, add):
+    """What it was to write is not there, and a ``commit()`` at its end would say so."""
+
+    def save():
+        world.db.session.add(world.Payment(amount=None))
+        with pytest.raises(sa.exc.IntegrityError):
+            world.db.session.flush()
+        return "saved"
+
+    def view():
+        current_operation.step("save", save, atomic=True)
+        return {}, 201
+
+    add(view)
+    assert world.post().status_code == 500
+    assert steps(world) == []
+    assert world.count() == 0
+
+
 PASSING = {
     "a statement's time-out": ("set local statement_timeout = '50ms'", "select pg_sleep(10)"),
     "a lock's time-out": ("set local lock_timeout = '50ms'", "lock table idempotency_record_step"),
