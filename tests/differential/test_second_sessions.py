@@ -151,6 +151,20 @@ def the_first_session_keeps_a_savepoint_that_the_second_committed_in(world):
     world.commit()
 
 
+@family(expect=EQUAL_OR_REFUSED)
+def the_first_session_commits_while_the_second_is_at_work(world):
+    """Its commit is none of what the second one does, and undoes."""
+    first = world.session()
+    read(world)
+    with world.app.app_context():
+        world.audit("undone")
+        world.session.flush()
+        first.commit()
+        world.session.rollback()
+    world.pay(2)
+    world.commit()
+
+
 @family(expect=BESIDE)
 def two_sessions_that_read_in_turns(world):
     first = world.session()

@@ -163,6 +163,21 @@ def the_sessions_own_connection_given_as_a_bind(world):
     pays(world)
 
 
+@family()
+def the_sessions_connection_by_the_engine(world):
+    """The engine is named, and means the operation's connection."""
+
+    def writes():
+        world.session.connection(bind_arguments={"bind": world.engine}).exec_driver_sql(
+            "insert into audit (text) values ('by the engine')"
+        )
+
+    writes()
+    world.session.rollback()
+    writes()
+    pays(world)
+
+
 @family(expect=SOUND_OR_FAILED)
 def a_connection_of_what_get_bind_returns(world):
     with world.session.get_bind().connect() as connection:

@@ -206,6 +206,7 @@ SETTINGS = {
     "a name with a part in quotes": sends("set local app . \"tenant\" = 'a'"),
     "a name with underscores": sends("set local _app._tenant = 'a'"),
     "a path by another word": sends("set local schema 'public'"),
+    "a name behind a backslash": sends(r"set local app.note = '\'; set local app.tenant = 'a'"),
 }
 
 

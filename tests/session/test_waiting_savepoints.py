@@ -322,6 +322,20 @@ def a_read_that_fails_after_a_commit(world):
     pays(world)
 
 
+@equal()
+def a_nested_transaction_that_failed_is_committed(world):
+    """The error was caught inside: the server refuses the RELEASE, and what was done is undone."""
+    nested = world.session.begin_nested()
+    world.pay(7)
+    world.session.flush()
+    with world.catching():
+        world.sql("select 1 / 0")
+    with world.catching():
+        nested.commit()
+    world.session.rollback()
+    pays(world)
+
+
 @loud()
 def a_read_that_fails_in_begin_nested(world):
     pays(world)
