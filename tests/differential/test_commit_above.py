@@ -5,6 +5,7 @@ And who rolls it back, or fails, up there. What a view leaves uncommitted and no
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -225,6 +226,15 @@ def audit_after(world, response):
     world.commit()
 
 
+def audit_after_a_savepoint(world, response):
+    """What is undone of this is no work of the view."""
+    with suppress(LookupError), world.session.begin_nested():
+        world.audit("undone")
+        world.session.flush()
+        raise LookupError
+    world.commit()
+
+
 def audit_of_the_view(world, response):
     if world.view_ran:
         world.audit("the view ran")
@@ -248,6 +258,19 @@ for view in (flushed, committed):
         view,
         after_request=audit_of_the_view,
     )
+
+
+family.add(
+    "a view that wrote flushed, and a savepoint that is rolled back before the commit above",
+    flushed,
+    after_request=audit_after_a_savepoint,
+)
+
+
+@family(after_request=commit_after)
+def a_write_by_the_drivers_cursor_that_is_committed_above(world):
+    with world.session.connection().connection.cursor() as cursor:
+        cursor.execute("insert into audit (text) values ('by the driver')")
 
 
 @family(status=409, after_request=commit_after)

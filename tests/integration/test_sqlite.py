@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import Idempotency, NotAtomic, current_operation, idempotent
+from flask_idempotency import Idempotency, NotAtomic, after_commit, current_operation, idempotent
 from flask_idempotency.core.errors import StepError
 
 pytestmark = pytest.mark.parametrize("store", ["sql"], indirect=True)
@@ -171,6 +171,34 @@ def test_a_write_that_is_open_before_the_operation_is_refused_before_it(world):
         world.db.session.commit()
         assert world.idempotency.run("key", dict, name="pay", scope=None, atomic=False) == {}
     assert world.count() == 1
+
+
+@pytest.mark.parametrize(("status", "answer"), [(201, 500), (409, 409)])
+def test_a_write_that_a_view_leaves_open_is_undone_and_no_success(world, caplog, status, answer):
+    @world.app.post("/payments")
+    @idempotent
+    def view():
+        leave_open(world)
+        return {}, status
+
+    assert [world.post().status_code for _ in range(2)] == [answer] * 2
+    assert world.count() == 0
+    assert "changes" in caplog.text
+
+
+def test_what_a_view_has_only_read_does_not_wait_for_a_commit(world):
+    called = []
+
+    @world.app.post("/payments")
+    @idempotent
+    def view():
+        pay(world)
+        assert world.db.session.query(world.Payment).count() == 1
+        after_commit(lambda: called.append(world.count()))
+        return {}, 201
+
+    assert world.post().status_code == 201
+    assert called == [1]
 
 
 @pytest.mark.parametrize("behind", [DELETED, TAKEN_OVER])

@@ -333,6 +333,30 @@ for chosen in (
         )
 
 
+def fails_and_goes_on(code):
+    """The view catches an error with an SQLSTATE, rolls back, and pays."""
+
+    def view(world):
+        with world.catching():
+            world.sql(f"do $$ begin raise sqlstate '{code}'; end $$")
+        world.session.rollback()
+        pays(world)
+
+    return view
+
+
+SERIALIZATION_FAILURE, UNIQUE_VIOLATION = "40001", "23505"
+family.add(
+    "a serialization failure that a function raises, at READ COMMITTED",
+    fails_and_goes_on(SERIALIZATION_FAILURE),
+)
+family.add(
+    "a duplicate that the view goes on from, at REPEATABLE READ",
+    fails_and_goes_on(UNIQUE_VIOLATION),
+    engine_options={"execution_options": {"isolation_level": "REPEATABLE READ"}},
+)
+
+
 def translated(amount):
     """Into the schema that the map of the engine names."""
     table = sa.Table("payment", sa.MetaData(), sa.Column("amount", sa.Integer), schema="tenant")

@@ -1,12 +1,17 @@
 """``after_commit`` in both worlds: in an operation, and where there is none."""
 
 import functools
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 from flask import abort
 from sqlalchemy import event
 
-from flask_idempotency import after_commit, idempotent
+from flask_idempotency import NotAtomic, after_commit, idempotent
 
 REQUESTS = ["with a key", "without a key", "unprotected"]
 
@@ -274,3 +279,70 @@ def test_what_is_added_before_a_view_is_committed_by_its_operation(world):
 
     assert ways(world, pay)("with a key").status_code == 201
     assert seen == [[5]]
+
+
+def test_in_a_thread_that_outlives_a_leased_operation_there_is_nothing_to_wait_for(world):
+    """The thread has a copy of the context, in which the operation still is the innermost."""
+    ended, called, late = threading.Event(), [], []
+
+    def work():
+        assert ended.wait(10)
+        with world.app.app_context():
+            after_commit(lambda: called.append("at once"))
+
+    with ThreadPoolExecutor(1) as pool:
+
+        @world.app.post("/payments")
+        @idempotent(atomic=False)
+        def pay():
+            late.append(pool.submit(copy_context().run, work))
+            return {}, 201
+
+        assert world.post().status_code == 201
+        assert called == []
+        ended.set()
+        late[0].result(10)
+    assert called == ["at once"]
+
+
+def test_in_a_thread_that_outlives_an_atomic_operation_it_is_refused(world):
+    ended, late = threading.Event(), []
+
+    def work():
+        assert ended.wait(10)
+        after_commit(pytest.fail)
+
+    with ThreadPoolExecutor(1) as pool:
+
+        @world.app.post("/payments")
+        @idempotent
+        def pay():
+            add_payment(world)
+            world.db.session.commit()
+            late.append(pool.submit(copy_context().run, work))
+            return {}, 201
+
+        assert world.post().status_code == 201
+        ended.set()
+        with pytest.raises(NotAtomic, match="has ended, and work that its view started"):
+            late[0].result(10)
+
+
+def test_what_was_rolled_back_is_not_kept(world):
+    """On a session that lives on, as a command's does."""
+
+    class Call:
+        def __call__(self):
+            pytest.fail("it was rolled back")
+
+    with world.app.app_context():
+        add_payment(world)
+        call = Call()
+        kept = weakref.ref(call)
+        after_commit(call)
+        del call
+        world.db.session.rollback()
+        gc.collect()
+        assert kept() is None
+        add_payment(world)
+        world.db.session.commit()

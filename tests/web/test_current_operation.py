@@ -77,3 +77,18 @@ def test_a_setting_from_before_the_view_keeps_nobody_from_a_request_to_the_own_a
     app.testing = True
     assert world.post("/outer").status_code == 201
     assert [record.state for record in world.records()] == ["completed"] * 2
+
+
+def test_what_its_connection_wrote_before_the_session_is_none_of_what_the_session_undoes(app, world):
+    @app.post("/payments")
+    @idempotent
+    def pay():
+        with current_operation.connection.connection.cursor() as cursor:
+            cursor.execute("insert into payment (amount) values (1)")
+        world.db.session.add(world.Payment(amount=2))
+        world.db.session.flush()
+        world.db.session.rollback()
+        return {}, 201
+
+    assert world.post().status_code == 201
+    assert world.sql("select amount from payment") == [(1,)]

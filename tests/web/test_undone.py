@@ -225,3 +225,22 @@ def test_what_runs_later_can_show_what_is_kept_and_the_id_of_what_is_not(showing
     if status == 500:
         assert reply.json == shown
     assert shop.sql("select amount from payment") == ([(4,)] if is_kept else [])
+
+
+def test_a_deletion_that_was_undone_is_not_made_by_a_commit_above(world):
+    """It was not flushed when the view failed."""
+    world.sql("insert into payment (id, amount) values (7, 5)")
+
+    @world.app.errorhandler(LookupError)
+    def handle(_error):
+        world.db.session.commit()
+        return {}, 500
+
+    @world.app.post("/payments")
+    @idempotent
+    def delete():
+        world.db.session.delete(world.db.session.get(world.Payment, 7))
+        raise LookupError
+
+    assert world.post().status_code == 500
+    assert world.count() == 1
