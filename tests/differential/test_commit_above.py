@@ -273,6 +273,23 @@ def a_write_by_the_drivers_cursor_that_is_committed_above(world):
         cursor.execute("insert into audit (text) values ('by the driver')")
 
 
+@family(status=409)
+def a_refusal_after_a_statement_that_failed(world):
+    """Nobody has rolled back: all that the view did is undone."""
+    flushed(world)
+    with world.catching():
+        world.sql("select 1 / 0")
+    return {"error": "no"}, 409
+
+
+@family(status=500, seed=take_a_note, after_request=commit_after, events=False)
+def a_flush_that_failed_and_a_commit_above(world):
+    """Which asks for a rollback first."""
+    with_a_taken_note(world)
+    with world.catching():
+        world.session.flush()
+
+
 @family(status=409, after_request=commit_after)
 def a_refusal_of_the_view_with_a_row_committed_above(world):
     world.audit("refused")

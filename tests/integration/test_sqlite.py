@@ -186,6 +186,21 @@ def test_a_write_that_a_view_leaves_open_is_undone_and_no_success(world, caplog,
     assert "changes" in caplog.text
 
 
+def test_two_sessions_at_work_at_once_are_refused(world, caplog):
+    @world.app.post("/payments")
+    @idempotent
+    def view():
+        leave_open(world)
+        with world.app.app_context():
+            pay(world)
+        world.db.session.commit()
+        return {}, 201
+
+    assert world.post().status_code == 500
+    assert "NotAtomic: two sessions or connections of the view work at the same time" in caplog.text
+    assert world.count() == 0
+
+
 def test_what_a_view_has_only_read_does_not_wait_for_a_commit(world):
     called = []
 

@@ -163,6 +163,14 @@ def the_sessions_own_connection_given_as_a_bind(world):
     pays(world)
 
 
+@family(status=500, pool=2)
+def a_conflict_on_a_connection_of_its_own(world):
+    """It is none of the operation's, so nothing says that a retry would help."""
+    world.pay(1)
+    with world.engine.connect() as connection:
+        connection.exec_driver_sql("do $$ begin raise sqlstate '40001'; end $$")
+
+
 @family()
 def the_sessions_connection_by_the_engine(world):
     """The engine is named, and means the operation's connection."""
