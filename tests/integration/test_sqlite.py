@@ -12,6 +12,7 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, NotAtomic, after_commit, current_operation, idempotent
 from flask_idempotency.core.errors import StepError
+from tests.sessions import factory_of
 
 pytestmark = pytest.mark.parametrize("store", ["sql"], indirect=True)
 
@@ -191,8 +192,9 @@ def test_two_sessions_at_work_at_once_are_refused(world, caplog):
     @idempotent
     def view():
         leave_open(world)
-        with world.app.app_context():
-            pay(world)
+        with factory_of(world.app, world.db)() as other:
+            other.add(world.Payment(amount=2))
+            other.commit()
         world.db.session.commit()
         return {}, 201
 
