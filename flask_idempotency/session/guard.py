@@ -7,7 +7,7 @@ a function on the server does, no text tells; what the driver's own cursors send
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -24,23 +24,12 @@ _NOISES = [_sql(_NOISE.format(rf"\bE{_ESCAPED}|'[^']*(?:'|\Z)")), _sql(_NOISE.fo
 """Comments, literals and quoted names: by default, and where a backslash escapes in each literal."""
 
 _READS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|PRAGMA)\b|\Z")
-_SET = _sql(
-    r"(?:SET\s+(?P<local>LOCAL\s+)?(?:SESSION\s+(?!AUTHORIZATION))?|RESET\s+)"
-    r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w$]+(?:\s*\.\s*[\w$]+)*)"
-)
+_SET_LOCAL = _sql(r"SET\s+LOCAL\b")
 _SET_CONFIG = _sql(r"\bset_config\s*\(")
-_ARGUMENTS = _sql(
-    r"\bset_config\s*\(\s*'(?P<name>[^']+)'(?:::\w+)?\s*,"
-    r"(?:E?'(?:[^']|'')*'|[^'])*?,\s*'?(?P<local>[a-z01]+)'?(?:::\w+)?\s*\)"
+_LASTING = _sql(
+    r"\bset_config\s*\((?:[^()]|%\(\w+\)s)*,\s*(?:false|%\((?P<bound>\w+)\)s(?:::\w+)?)\s*\)"
 )
-_OTHER_NAMES = {
-    "time zone": "timezone",
-    "session authorization": "session_authorization",
-    "schema": "search_path",
-    "names": "client_encoding",
-    "xml": "xmloption",
-}
-_FALSE = frozenset({"f", "false", "n", "no", "off", "0"})
+"""A call whose last argument is, or may be, false: for the connection."""
 
 HARMLESS = (
     "all and any array as avg between by case cast char coalesce count current_setting date distinct"
@@ -71,9 +60,10 @@ NAMED_AS_OURS = (
     "the view sent a savepoint as text, with a name that begins as the operation's or SQLAlchemy's own"
     " do, and a rollback could end the wrong one: choose another, or use db.session.begin_nested()"
 )
-NAMELESS = (
-    "the view changes a setting whose name can be read neither from the statement nor from its values,"
-    " or changes one several times in one text: write the name into it, and send one statement each"
+OUTLASTING = (
+    "the view changed a setting for one transaction, by SET LOCAL or set_config(..., true), committed,"
+    " and went on, where it would still be in force: send the same statement first in each transaction"
+    " (SQLAlchemy's event after_begin), or commit last"
 )
 
 
@@ -89,10 +79,10 @@ _REFUSED = {
 
 
 class Traits(NamedTuple):
-    """What a text does: ``refused`` is why it may not be sent; ``sets`` says that it changes a setting.
+    """What a text does: ``refused`` is why it may not be sent.
 
-    ``writes`` is False if it is certainly a plain read, and ``unprepares`` says that it forgets
-    prepared statements.
+    ``sets`` says that it may change a setting for the transaction, see :func:`is_local`; ``writes`` is
+    False if it is certainly a plain read, and ``unprepares`` says that it forgets prepared statements.
     """
 
     refused: str | None
@@ -113,7 +103,7 @@ def _remembered(text: str) -> Traits:
     return Traits(
         next(refused, None),
         not all(_READS.match(each) and not _MAY_WRITE.search(each) for each in statements),
-        any(_SET.match(each) or _SET_CONFIG.search(each) for each in statements),
+        any(_SET_LOCAL.match(each) or _SET_CONFIG.search(each) for each in statements),
         any(each[:10].upper() == "DEALLOCATE" for each in statements),
     )
 
@@ -130,47 +120,12 @@ def _statements(text: str, noise: re.Pattern[str]) -> list[str]:
     return [each.strip() for each in kept.split(";")]
 
 
-def settings_of(text: str, values: Any) -> dict[str, bool] | None:
-    """The settings that a text changes, by name: True for the transaction, False for the connection.
-
-    None if a name cannot be read, or has several values in one text.
-    """
-    found: dict[str, bool] = {}
-    for each in filter(None, map(_SET.match, _statements(text, _NOISES[0]))):
-        name = ".".join(part.strip() for part in each["name"].lower().split("."))
-        name = _OTHER_NAMES.get(" ".join(name.split()), name)
-        if name in found:
-            return None
-        found[name] = each["local"] is not None
-    if isinstance(values, Mapping):
-        text %= {name: literal(str(value)) for name, value in values.items()}
-    elif isinstance(values, tuple):
-        text %= tuple(literal(str(value)) for value in values)
-    calls = list(_ARGUMENTS.finditer(text))
-    names = {call["name"].lower() for call in calls}
-    if len(names - found.keys()) < len(_SET_CONFIG.findall(text)):
-        return None
-    return found | {call["name"].lower(): call["local"].lower() not in _FALSE for call in calls}
-
-
-# Settings that end with a transaction: inside an operation a commit of the view is a RELEASE, and ends
-# none. So they are asked for before they change, and put back.
-
-
-def literal(text: str) -> str:
-    """The text as an SQL literal, however the server treats backslashes."""
-    quoted = text.replace("'", "''")
-    return f"'{quoted}'" if "\\" not in quoted else "E'" + quoted.replace("\\", "\\\\") + "'"
-
-
-def ask(names: Iterable[str]) -> str:
-    """A statement that returns what settings are, before a statement of the view changes them."""
-    return "SELECT " + ", ".join(
-        f"coalesce(current_setting({literal(name)}, true), '')" for name in names
-    )
-
-
-def put_back(saved: Mapping[str, str]) -> str:
-    """A statement that restores them, the last first: a role that was set later may forbid the rest."""
-    calls = [f"set_config({literal(name)}, {literal(was)}, true)" for name, was in saved.items()]
-    return "SELECT " + ", ".join(reversed(calls))
+def is_local(text: str, values: Any) -> bool:
+    """Return True if what a text that ``sets`` changes ends with a transaction, or nobody can tell."""
+    given = values if isinstance(values, Mapping) else {}
+    for each in _statements(text, _NOISES[0]):
+        calls = [call["bound"] for call in _LASTING.finditer(each)]
+        lasting = [bound for bound in calls if bound is None or given.get(bound) is False]
+        if _SET_LOCAL.match(each) or len(lasting) < len(_SET_CONFIG.findall(each)):
+            return True
+    return False

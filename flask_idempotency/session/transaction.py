@@ -106,8 +106,7 @@ class _Savepoint:
 
     ``sql`` is its name on the server, and ``owner`` the session whose unit it is, if it is one.
     ``did`` says that a statement in it may have done more than read; ``commits`` is how many units were
-    committed before it, and ``saved`` has the settings that were changed in it for the transaction, as
-    they were.
+    committed before it, and ``sets`` has what was sent in it that changes settings for the transaction.
     """
 
     name: str
@@ -115,7 +114,7 @@ class _Savepoint:
     owner: Any
     did: bool
     commits: int
-    saved: dict[str, str] = field(default_factory=dict)
+    sets: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False, repr=False)
@@ -149,6 +148,7 @@ class OperationTransaction:
     error: BaseException | None = field(default=None, init=False)
     _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
     _waiting: list[str] = field(default_factory=list, init=False)
+    _sets: set[str] = field(default_factory=set, init=False)  # by committed units
     _beginner: Any = field(default=None, init=False)  # the session whose unit the next savepoint is
     _last: Callable[[], None] | None = field(default=None, init=False)
 
@@ -216,7 +216,7 @@ class OperationTransaction:
         self._savepoints.pop()
         if self._savepoints:
             self._savepoints[-1].did |= done.did
-            self._savepoints[-1].saved.update(done.saved)
+            self._savepoints[-1].sets |= done.sets
 
     def _commit(self, unit: _Savepoint) -> None:
         if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
@@ -231,8 +231,7 @@ class OperationTransaction:
                 raise
         outer = self._savepoints
         outer.pop()
-        if unit.saved:
-            self._waiting.append(guard.put_back(unit.saved))
+        self._sets |= unit.sets
         self._waiting.append(f"RELEASE {unit.sql}")
         self.commits += 1
         self.wrote = self.wrote or unit.did
@@ -282,28 +281,23 @@ class OperationTransaction:
         if self.raw.status() == IDLE:
             self.refuse(NOT_OURS)  # outside a transaction, what comes next would commit by itself
         self.raw.is_unsure |= traits.unprepares
+        if self._sets:
+            self._check_settings(f"{text} {values}")
         if self._savepoints:
             self._savepoints[-1].did |= traits.writes or self.reads_may_write
-            if traits.sets:
-                self._save_settings(text, values)
+            if traits.sets and guard.is_local(text, values):
+                self._savepoints[-1].sets.add(f"{text} {values}")
         else:
             self.wrote |= traits.writes
         self.flush()
         if getattr(cursor, "name", None):  # a cursor on the server
             self.show()
 
-    def _save_settings(self, text: str, values: Any) -> None:
-        found = guard.settings_of(text, values)
-        if found is None:
-            self.refuse(guard.NAMELESS)
-        known = {name for each in self._savepoints for name in each.saved}
-        if new := [name for name, local in found.items() if local and name not in known]:
-            self.flush()
-            row = self._send([], guard.ask(new)).fetchall()[0]
-            self._savepoints[-1].saved.update(zip(new, row, strict=True))
-        for name in known.intersection(name for name, local in found.items() if not local):
-            for each in self._savepoints:  # it is set for the connection now, which a commit keeps
-                each.saved.pop(name, None)
+    def _check_settings(self, sent: str = "") -> None:
+        """Refuse to meet a setting of a unit that is committed, unless ``sent`` changes it again."""
+        known = {name for each in self._savepoints for name in each.sets}
+        if self._sets - known and sent not in self._sets:
+            self.refuse(guard.OUTLASTING)
 
     def flush(self, *, may_fail: bool = False) -> None:
         """Send what waits, in a message of its own. ``may_fail``: that breaks nothing."""
@@ -341,6 +335,7 @@ class OperationTransaction:
 
     def show(self) -> None:
         """The driver's connection is about to be used by itself: it sees all, and ends nothing."""
+        self._check_settings()
         self.raw.is_unsure = True
         if self._savepoints:
             self._savepoints[-1].did = True
@@ -372,7 +367,7 @@ class OperationTransaction:
         return self.again is not None or self._is_used()
 
     def _is_used(self) -> bool:
-        if any(each.did or each.saved for each in self._savepoints):
+        if any(each.did or each.sets for each in self._savepoints):
             return True
         return self.connection.get_execution_options() != self._options or self.is_failed()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from flask_idempotency import current_operation
-from tests.differential.harness import Family
+from tests.differential.harness import Family, NothingKept
 from tests.differential.schemas import (
     TENANT,
     role_per_tenant,
@@ -87,7 +87,7 @@ family.add(
 )
 
 
-@family(setup=role_per_tenant)
+@family(setup=role_per_tenant, expect=NothingKept(500))
 def a_view_in_another_session_authorization(world):
     world.sql(f"set local session authorization {TENANT}")
     world.pay()

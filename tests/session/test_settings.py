@@ -135,7 +135,7 @@ family.add(
 )
 
 
-# What the view sets ends with its commit.
+# What the view sets for a transaction is refused where it would outlast it: behind a commit.
 
 
 def by_function(world):
@@ -150,6 +150,14 @@ def by_functions(world):
             sa.func.set_config("lock_timeout", "300ms", sa.true()),
         )
     )
+
+
+def by_function_for_the_session(world):
+    world.session.execute(sa.select(sa.func.set_config("app.tenant", "a", False)))
+
+
+def by_parameters_for_the_session(world):
+    world.sql("select set_config('app.tenant', :value, false)", value="a")
 
 
 def by_parameters(world):
@@ -194,6 +202,8 @@ SETTINGS = {
     "local, then reset": sends("set local app.tenant = 'a'", "reset app.tenant"),
     "local twice": sends("set local app.tenant = 'a'", "set local app.tenant = 'b'"),
     "set_config for the session": sends("select set_config('app.tenant', 'a', false)"),
+    "set_config for the session with parameters": by_parameters_for_the_session,
+    "func.set_config for the session": by_function_for_the_session,
     "local by other words": sends(
         "SET\n  LOCAL app.tenant TO DEFAULT", "Set /* a */ Local app.tenant = 'x'"
     ),
@@ -219,8 +229,26 @@ def resets(world):
     world.commit()
 
 
+FOR_THE_SESSION = {
+    "local in begin_nested, undone",
+    "set_config for the session",
+    "set_config for the session with parameters",
+    "func.set_config for the session",
+}
+OUTLASTS = Refused("would still be in force")
+NOT_BY_REPEATING = {
+    "set_config with the driver's parameters": OUTLASTS,  # session.connection() hands out the driver's
+    "for the session, then local": OUTLASTS,
+    "local, then for the session, then local": OUTLASTS,
+    "a superuser's setting and a role": NothingKept(500),
+}
+
 for what, do in SETTINGS.items():
-    family.add(f"{what}, committed", then(do, shows, pays, shows, resets), setup=role_per_tenant)
+    expect = EQUAL if what in FOR_THE_SESSION else OUTLASTS
+    family.add(
+        f"{what}, committed", then(do, shows, pays, shows, resets), setup=role_per_tenant, expect=expect
+    )
+    family.add(f"{what}, committed last", then(do, shows, pays), setup=role_per_tenant)
     family.add(
         f"{what}, rolled back", then(do, shows, rolls_back, shows, pays, resets), setup=role_per_tenant
     )
@@ -228,13 +256,65 @@ for what, do in SETTINGS.items():
         f"{what}, in the second unit",
         then(pays, do, shows, pays, shows, pays, shows, resets),
         setup=role_per_tenant,
+        expect=expect,
     )
     family.add(
         f"{what}, before the view and in it",
         then(do, pays, shows, resets),
         before=sends("select 1"),
         setup=role_per_tenant,
+        expect=expect,
     )
+    family.add(
+        f"{what}, in each transaction",
+        then(do, shows, pays, do, shows, pays, do, shows, rolls_back, do, shows, pays),
+        setup=role_per_tenant,
+        expect=NOT_BY_REPEATING.get(what, EQUAL),
+    )
+    family.add(
+        f"{what}, and the driver's own cursor behind a commit",
+        then(do, pays, lambda world: world.session.connection().connection.cursor().close()),
+        setup=role_per_tenant,
+        expect=expect,
+    )
+
+
+def by_a_listener(world):
+    """What PostgreSQL's row security is chosen by, in each transaction."""
+    session = world.session
+
+    def choose(_session, _transaction, connection):
+        by = sa.text("select set_config('app.tenant', :tenant, true)")
+        connection.execute(by, {"tenant": "a"})
+
+    sa.event.listen(session, "after_begin", choose)
+    try:
+        then(shows, pays, shows, rolls_back, shows, pays, shows, commits)(world)
+    finally:
+        sa.event.remove(session, "after_begin", choose)
+
+
+def undone_and_read(world):
+    """The transaction in which it was chosen once more is undone, up to a savepoint."""
+    by_function(world)
+    pays(world)
+    nested = world.session.begin_nested()
+    by_function(world)
+    nested.rollback()
+    shows(world)
+
+
+def another(world):
+    """Of one name another value, which the first one's text does not say."""
+    for tenant in "ab":
+        by = sa.text("select set_config('app.tenant', :tenant, true)")
+        world.session.execute(by, {"tenant": tenant})
+        pays(world)
+
+
+family.add("chosen by a listener", by_a_listener)
+family.add("chosen once more and undone", undone_and_read, expect=OUTLASTS)
+family.add("another value in the second unit", another, expect=OUTLASTS)
 
 loud = Family(events=False, expect=SOUND_OR_REFUSED)
 for what, statement in {
@@ -242,10 +322,6 @@ for what, statement in {
     "a name that is computed": "select set_config('app.' || 'tenant', 'a', true)",
     "is_local that is computed": "select set_config('app.tenant', 'a', 1 = 1)",
     "rows deleted at the commit": "create temporary table scratch (a int) on commit delete rows",
-}.items():
-    drop = () if "set_config" in statement else ("drop table scratch",)
-    loud.add(what, then(sends(statement), shows, pays, shows, sends(*drop), commits))
-for what, text in {
     "both": "set local app.tenant = 'a'; set app.tenant = 'b'",
     "both, and local again": (
         "set local app.tenant = 'a'; set app.tenant = 'b'; set local app.tenant = 'c'"
@@ -253,8 +329,11 @@ for what, text in {
     "a call, and for the session": (
         "select set_config('app.tenant', 'a', true); set app.\"tenant\" = 'b'"
     ),
+    "two calls": "select set_config('app.tenant', 'a', false), set_config('lock_timeout', '3', true)",
+    "what looks like a call": "select set_config('app.tenant', ', false)', true)",
 }.items():
-    loud.add(f"{what} in one text", then(sends(text), shows, pays, shows, resets))
+    drop = ("drop table scratch",) if "scratch" in statement else ()
+    loud.add(what, then(sends(statement), shows, pays, shows, sends(*drop), commits))
 
 
 loud.add(
@@ -460,7 +539,9 @@ def writes_who(world):
 
 
 family.add(
-    "a constraint in a hidden schema", then(sends(LOCAL_ROLE), pays, pays), setup=hidden_constraint
+    "a constraint in a hidden schema",
+    then(sends(LOCAL_ROLE), pays, sends(LOCAL_ROLE), pays),
+    setup=hidden_constraint,
 )
 family.add(
     "a role before, and a hidden schema", pays, before=sends(LOCAL_ROLE), setup=hidden_constraint

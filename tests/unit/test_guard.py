@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from flask_idempotency.session.guard import CHOSEN, EMPTIED, ENDED, LONG, settings_of, traits_of
+from flask_idempotency.session.guard import CHOSEN, EMPTIED, ENDED, LONG, is_local, traits_of
 
 ENDS = [
     "COMMIT",
@@ -148,51 +148,27 @@ def test_a_text_that_comes_but_once_is_not_remembered():
 
 
 @pytest.mark.parametrize(
-    ("text", "settings"),
+    ("text", "values", "local"),
     [
-        ("set search_path to a, b", {"search_path": False}),
-        ("set session a.b = 'c'; set local d.e = 'f'", {"a.b": False, "d.e": True}),
-        (
-            "select set_config('a.b', 'it''s (c', true), set_config('D.e', '', 'f')",
-            {"a.b": True, "d.e": False},
-        ),
-        ("set role r", {"role": False}),
-        ("set local role r", {"role": True}),
-        ("reset role", {"role": False}),
-        ("set time zone 'UTC'", {"timezone": False}),
-        ('set local "TimeZone" = 1', {"timezone": True}),
-        ("set local \"request.jwt\" = 'a; b'", {"request.jwt": True}),
-        ("select set_config('a.b', 'x, false)', true)", {"a.b": True}),
-        ("set session authorization r", {"session_authorization": False}),
-        ("/* why */ set local a.b = 'c'", {"a.b": True}),
+        ("set search_path to a, b", {}, None),
+        ("set time zone 'UTC'", {}, None),
+        ("reset role", {}, None),
+        ("set session a.b = 'c'; set local d.e = 'f'", {}, True),
+        ("/* why */ set\nlocal a.b = 'c'", {}, True),
+        ("select set_config('a.b', 'it''s (c', true), set_config('d.e', '', false)", {}, True),
+        ("select set_config('a.b', 'c', false), set_config('d.e', '', false)", {}, False),
+        ("select set_config('a.b', ', false)', true)", {}, True),
+        ("select set_config(name, '', 1 = 1) from names", {}, True),
+        ("select set_config('a.b', %(b)s, false)", {"b": "x"}, False),
+        ("select set_config(%(a)s, %(b)s, %(c)s)", {"a": "a.b", "b": "x", "c": True}, True),
+        ("select set_config(%(a)s, %(b)s, %(c)s)", {"a": "a.b", "b": "x", "c": False}, False),
+        ("select set_config(%(a)s::VARCHAR, %(b)s::VARCHAR, %(c)s::BOOL)", {"c": False}, False),
+        ("select %s, set_config(%s, %s, %s)", (1, "a.b", "x", False), True),  # as far as one can tell
     ],
 )
-def test_which_settings_a_statement_changes(text, settings):
-    assert traits_of(text).sets
-    assert settings_of(text, {}) == settings
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("select set_config(%(a)s, %(b)s, %(c)s)", {"a": "a.b", "b": "x", "c": True}),
-        ("select %s, set_config(%s, %s, %s)", (1, "a.b", "x", True)),
-        ("select set_config(%(a)s::VARCHAR, %(b)s::VARCHAR, true)", {"a": "A.b", "b": "x"}),
-    ],
-)
-def test_a_settings_name_is_read_from_the_values_too(text, values):
-    assert settings_of(text, values) == {"a.b": True}
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("select set_config(name, '', true) from names", {}),
-        ("do $$ begin perform set_config('a' || 'b', 'c', true); end $$", {}),
-    ],
-)
-def test_a_name_that_cannot_be_read_is_told(text, values):
-    assert settings_of(text, values) is None
+def test_which_settings_end_with_a_transaction(text, values, local):
+    assert traits_of(text).sets is (local is not None)
+    assert is_local(text, values) is bool(local)
 
 
 @pytest.mark.parametrize("text", ["update t set search_path = 1", "select 'set a.b = 1'"])
