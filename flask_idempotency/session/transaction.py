@@ -85,11 +85,6 @@ innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=Non
 Not on the request: threads, tasks and greenlets that share one may each run operations.
 """
 
-observed: ContextVar[Callable[[Connection], None] | None] = ContextVar(
-    "flask_idempotency_observed", default=None
-)
-"""What hears of each write of the request that is only observed here."""
-
 _open: dict[int, ref[OperationTransaction]] = {}
 """By the identity of SQLAlchemy's connection, which an operation's transaction keeps."""
 
@@ -504,7 +499,7 @@ def hook(engine: Engine, stray: Stray) -> None:
         if found is not None and (transaction := found()) is not None:
             text = statement if type(statement) is str else _text(statement, cursor)
             transaction.before(cursor, text, more[0])
-        elif (_open and innermost.get() is not None) or observed.get() is not None:
+        elif _open and innermost.get() is not None:
             stray(root, _text(statement, cursor))
 
     def failed(context: Any) -> None:

@@ -36,7 +36,6 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default, outcome_after
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.stray import Commits, warn_undone
 from flask_idempotency.web.request.identity import (
     found_for_old,
     identify,
@@ -73,7 +72,6 @@ class Observed:
 
     error: BaseException | None = None  # what left the view
     _execution: Execution | None = None
-    _commits: Commits | None = None
 
     def __init__(self, state: AppState, route: Route, current: RequestState) -> None:
         self._state, self._route, self._current = state, route, current
@@ -90,8 +88,6 @@ class Observed:
             self._reject(error)
         self._told = current.told  # a function that the view calls has others
         self._told.began = time.monotonic()  # what our own question took does not count
-        if self._execution is not None and self._route.atomic:
-            self._commits = Commits(self._state.sessions)
 
     def finish(self, response: Response | None) -> None:
         """See :class:`~.request.request_state.Observation`."""
@@ -100,16 +96,10 @@ class Observed:
         try:
             if self._execution is not None:
                 self._end(self._execution, response, error)
-            committed = self._commits is not None and self._commits.has_committed
-            if committed and self._would == "rolled_back" and status is not None and status < 500:
-                warn_undone(self._told.name, status, observed=True)
             level, facts = self._level(status), {"status": status, "would": self._would, **self._facts}
             conclude(self._state.app, operation_observed, self._told, level, **facts)
         except Exception:
             log.exception("operation %s: observing it failed", self._told.name)
-        finally:
-            if self._commits is not None:
-                self._commits.end()
 
     def _judge(self, request: Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""

@@ -8,22 +8,15 @@ from werkzeug.exceptions import Forbidden
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.session import stray
 
-KINDS = ["enforced", "observed"]
-
 
 @pytest.fixture(autouse=True)
-def nobody_was_warned(monkeypatch):
-    monkeypatch.setattr(stray, "_told", set())
-
-
-@pytest.fixture(params=KINDS)
-def kind(request):
-    return request.param
+def nobody_was_warned():
+    stray.warn_once.cache_clear()
 
 
 @pytest.fixture
-def shop(make_world, kind):
-    return make_world(IDEMPOTENCY_ENFORCE=kind == "enforced")
+def shop(make_world):
+    return make_world()
 
 
 def add(shop):
@@ -62,7 +55,7 @@ def warnings(caplog):
 @pytest.mark.parametrize(
     ("write", "end"), [(add, "return"), (insert, "abort"), (add_and_read, "return")]
 )
-def test_it_is_said_once(shop, kind, caplog, write, end):
+def test_it_is_said_once(shop, caplog, write, end):
     status = 403
 
     @shop.app.post("/payments", endpoint="sign_in")
@@ -78,8 +71,8 @@ def test_it_is_said_once(shop, kind, caplog, write, end):
     (text,) = warnings(caplog)
     assert f"the view of sign_in committed changes and responded with {status}" in text
     assert "store=lambda response" in text
-    assert ("enforced, the changes are undone" in text) is (kind == "observed")
-    assert shop.count() == (0 if kind == "enforced" else 2)
+    assert "the changes are undone" in text
+    assert shop.count() == 0
 
 
 def test_it_is_said_of_what_the_operations_connection_wrote(make_world, caplog):
@@ -197,7 +190,6 @@ def showing(shop):
     return shop
 
 
-@pytest.mark.parametrize("kind", ["enforced"], indirect=True)
 @pytest.mark.parametrize("status", [403, 500])
 @pytest.mark.parametrize("is_kept", [True, False], ids=["made before", "undone"])
 def test_what_runs_later_can_show_what_is_kept_and_the_id_of_what_is_not(showing, status, is_kept):
