@@ -424,6 +424,12 @@ def fails_and_goes_on(code):
     return view
 
 
+family.add(
+    "what is prepared forgotten in the view, and requests after it",
+    then(pays, sends("deallocate all"), pays),
+    events=False,
+)
+
 SERIALIZATION_FAILURE, UNIQUE_VIOLATION = "40001", "23505"
 family.add(
     "a serialization failure that a function raises, at READ COMMITTED",
