@@ -27,7 +27,6 @@ from flask_idempotency.drivers import raw_connection
 from flask_idempotency.session import joining, stray, transaction
 from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
-from flask_idempotency.session.operation import leave_to_parent
 from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import own_pool
 from flask_idempotency.stores.postgres.in_test import RecordsInTest
@@ -404,7 +403,6 @@ def _leave_to_parent() -> None:
     """
     raw_connection.let_go()
     transaction.leave_to_parent()
-    leave_to_parent()
     own_pool.let_go()  # first: the end of the application's would close what is in them
     for state in states():
         for engine in state.engines.values():

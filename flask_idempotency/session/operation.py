@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
-from flask_idempotency.core.process import INHERITED
+from flask_idempotency.core.process import INHERITED, this_process
 from flask_idempotency.flask_context import present_context, present_request
 
 from .databases import Databases
@@ -138,17 +138,20 @@ class Running:
     """An operation from its beginning on, in the context in which it was begun and copies of that."""
 
     is_open = False  # before its beginning, and after its end
-    is_parents = False  # in a forked child
 
     def __init__(self, operation: Operation) -> None:
-        self.operation, self.is_open = operation, True
+        self.operation, self.is_open, self._pid = operation, True, this_process()
         self._request, self._context = present_request(), present_context()
         self.outer = innermost.get()
         innermost.set(self)
 
+    def is_parents(self) -> bool:
+        """Return True in a forked child: nothing there is part of it."""
+        return self._pid != this_process()
+
     def is_here(self) -> bool:
         """Return True if it is the present request's, not that of a view that has sent this request."""
-        return self._request is present_request() and not self.is_parents
+        return self._request is present_request() and not self.is_parents()
 
     def has_joined(self, session: Any) -> bool:  # noqa: ARG002
         """Return True if a session's work is to be part of it: the view has its own."""
@@ -213,7 +216,7 @@ class OpenTransaction(Running):
         """
         if session not in self._modes and not (self.is_here() or self._is_in_context()):
             return False
-        if self.is_parents:
+        if self.is_parents():
             raise NotAtomic(INHERITED)
         if not self.is_open:
             self.refuse_late()
@@ -361,13 +364,6 @@ class OpenTransaction(Running):
             super().end()
 
 
-def leave_to_parent() -> None:
-    """In a forked child, leave what runs to the parent: nothing here is part of it."""
-    running = innermost.get()
-    while running is not None:
-        running.is_parents, running = True, running.outer
-
-
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call what may end an operation in a thread, in a copy of the present context."""
     try:
@@ -395,5 +391,5 @@ def running_operation() -> Running | None:
 def outer_transaction() -> OpenTransaction | None:
     """That of the operation whose view makes the present request to its own application, or None."""
     running = innermost.get()
-    is_open = isinstance(running, OpenTransaction) and running.is_open and not running.is_parents
+    is_open = isinstance(running, OpenTransaction) and running.is_open and not running.is_parents()
     return running if is_open else None
