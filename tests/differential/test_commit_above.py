@@ -273,6 +273,14 @@ def a_write_by_the_drivers_cursor_that_is_committed_above(world):
         cursor.execute("insert into audit (text) values ('by the driver')")
 
 
+family.add(
+    "a tenant set before a view that only reads, and asked for above it",
+    lambda world: world.note(world.session.query(world.Payment).count()),
+    before=lambda world: world.sql("set local app.tenant = 'a'"),
+    after_request=lambda world, _response: world.show("app.tenant"),
+)
+
+
 @family(status=409)
 def a_refusal_after_a_statement_that_failed(world):
     """Nobody has rolled back: all that the view did is undone."""
