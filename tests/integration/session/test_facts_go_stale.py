@@ -177,8 +177,9 @@ def test_a_role_that_may_not_see_a_constraints_schema_may_write(bank, role):
             session.execute(BOOK, {"account": account, "place": 100 + account})
             session.execute(sa.text("insert into account values (:id)"), {"id": account})
             session.commit()
-        session.execute(sa.text("reset role"))
-        session.commit()
+        if "local" not in role:
+            session.execute(sa.text("reset role"))
+            session.commit()
 
     def log(session):
         """Two of one number are there until just before each commit."""
