@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Dialect, Engine, event, exc
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import (
+    ConfigurationError,
     IdempotencyError,
     NotAtomic,
     StoreUnavailable,
@@ -77,6 +78,15 @@ UNDECIDED = (
 LATE = (
     "the operation's connection is used where the operation has ended, or outside of its context, in a"
     " thread without a copy of it: use a session or connection of its own there"
+)
+
+EXECUTE = ("do_execute", "do_executemany", "do_execute_no_params")
+"""The events of a dialect that come before each statement. A listener that returns True has executed
+it, and those behind it are not called. So ours must be the first; SQLAlchemy puts none in front."""
+
+EARLIER = (
+    "the engine has a listener for do_execute, do_executemany or do_execute_no_params, which may"
+    " execute a statement before the extension has seen it: add it after idempotency.init_app()"
 )
 
 innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=None)
@@ -476,10 +486,14 @@ Stray = Callable[[Connection, str], None]
 
 
 def hook(engine: Engine, stray: Stray) -> None:
-    """Let the dialect's public verbs and events come here first; ``stray`` hears the others."""
+    """Let the dialect's public verbs and events come here first; ``stray`` hears the others.
+
+    Raises ``ConfigurationError`` if a listener for its statements is there already.
+    """
     dialect = engine.dialect
     if dialect in _hooked:
         return
+    _refuse_earlier(dialect)
     _hooked.add(dialect)
     verbs: dict[str, partial[None]] = {
         "do_savepoint": partial(_about_savepoint, OperationTransaction.savepoint),
@@ -510,8 +524,13 @@ def hook(engine: Engine, stray: Stray) -> None:
     if not event.contains(Session, "after_begin", _after_begin):  # a class would call it twice
         event.listen(Session, "after_begin", _after_begin)
     event.listen(dialect, "handle_error", failed)
-    for event_name in ("do_execute", "do_executemany", "do_execute_no_params"):
-        event.listen(dialect, event_name, execute, insert=True)
+    for name in EXECUTE:
+        event.listen(dialect, name, execute)
+
+
+def _refuse_earlier(dialect: Dialect) -> None:
+    if any(len(getattr(dialect.dispatch, name)) for name in EXECUTE):
+        raise ConfigurationError(EARLIER)
 
 
 def _after_begin(session: Session, _begun: object, connection: Connection) -> None:

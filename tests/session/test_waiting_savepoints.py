@@ -176,20 +176,10 @@ def executes_by_itself(world):
         return True
 
 
-def executes_by_itself_first(world):
-    """The same, of an application that was there before us."""
-    with world.app.app_context():
-        world.engine = world.db.engine
-    executes_by_itself(world)
-
-
 for arranged in (writes_in_after_begin, writes_in_before_insert, executes_by_itself):
     for view in (undoes_and_pays, rolls_back_at_once):
         name = f"{arranged.__name__}, {view.__name__}".replace("_", " ")
         equal.add(name, view, setup=arranged)
-equal.add(
-    "do_execute listeners that were there before us", undoes_and_pays, early=executes_by_itself_first
-)
 
 
 @loud(expect=Refused("outside of its context"))
