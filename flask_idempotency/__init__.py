@@ -29,8 +29,7 @@ if TYPE_CHECKING:
         TransactionConflict,
     )
     from flask_idempotency.session.after_commit import after_commit
-    from flask_idempotency.web.decorator import idempotent
-    from flask_idempotency.web.request.request_state import current_operation
+    from flask_idempotency.web.request import current_operation
     from flask_idempotency.web.signals import (
         operation_executed,
         operation_interrupted,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         operation_unprotected,
         store_failed,
     )
+    from flask_idempotency.web.views import idempotent
 
     from .extension import Idempotency
 
@@ -81,10 +81,10 @@ __version__: str
 
 _MODULES = (
     "core.errors",
-    "web.decorator",
+    "web.views",
     "extension",
     "session.after_commit",
-    "web.request.request_state",
+    "web.request",
     "web.signals",
 )
 

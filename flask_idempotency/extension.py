@@ -37,19 +37,17 @@ from flask_idempotency.stores.redis.store import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.store import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
-from flask_idempotency.web import hooks, run
-from flask_idempotency.web.purging import Purge
-from flask_idempotency.web.request.forms import idempotency_field
-from flask_idempotency.web.setup import routes
-from flask_idempotency.web.setup.app_state import AppState, Protections, set_state, states
-from flask_idempotency.web.setup.environment import (
+from flask_idempotency.web import hooks, routes, run
+from flask_idempotency.web.app_state import AppState, Protections, set_state, states
+from flask_idempotency.web.environment import (
     bind_of,
     check_driver,
     default_prefix,
     warn_if_short,
     worker_timeout,
 )
-from flask_idempotency.web.setup.options import (
+from flask_idempotency.web.forms import idempotency_field
+from flask_idempotency.web.options import (
     NOT_GIVEN,
     PROTECTED_METHODS,
     RouteOptions,
@@ -58,7 +56,8 @@ from flask_idempotency.web.setup.options import (
     Skip,
     read_protection,
 )
-from flask_idempotency.web.setup.settings import Settings, read_settings
+from flask_idempotency.web.purging import Purge
+from flask_idempotency.web.settings import Settings, read_settings
 from flask_idempotency.web.signals import Event, send, store_failed
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.operate.words import LONGEST_NAME, one_line
-from flask_idempotency.web.request.forms import signing_keys
+from flask_idempotency.web.forms import signing_keys
 
 COOKIE = "idempotency_console"
 TOKEN = "token"  # noqa: S105 -- the name of a field

@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.web.request.forms import FIELD, new_value
+from flask_idempotency.web.forms import FIELD, new_value
 
 try:
     from wtforms import HiddenField

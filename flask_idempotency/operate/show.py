@@ -9,8 +9,8 @@ from typing import Any
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN, derive_key
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
-from flask_idempotency.web.attempt.steps import purpose
-from flask_idempotency.web.setup.app_state import AppState
+from flask_idempotency.web.app_state import AppState
+from flask_idempotency.web.steps import purpose
 
 from .advice import Advice, advise
 from .find import admin

@@ -16,11 +16,11 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
-from flask_idempotency.web.request.body import is_used_up
-from flask_idempotency.web.request.request_state import current_scope, this_request
-from flask_idempotency.web.setup.app_state import AppState, states
-from flask_idempotency.web.setup.options import SAFE_METHODS, Route, ScopeCallable
-from flask_idempotency.web.setup.routes import (
+from flask_idempotency.web.app_state import AppState, states
+from flask_idempotency.web.body import is_used_up
+from flask_idempotency.web.options import SAFE_METHODS, Route, ScopeCallable
+from flask_idempotency.web.request import current_scope, this_request
+from flask_idempotency.web.routes import (
     covering_route,
     hidden_route,
     is_registered,

@@ -19,7 +19,7 @@ from werkzeug.test import TestResponse
 from flask_idempotency.core.errors import ConfigurationError, KeyReused
 from flask_idempotency.core.keys import uuid7
 from flask_idempotency.core.storable import REPLAYED
-from flask_idempotency.web.setup.routes import hidden_route, name_of, refuse_misplaced, route_of
+from flask_idempotency.web.routes import hidden_route, name_of, refuse_misplaced, route_of
 
 from .comparison import changed_request, differences, shown
 from .crashes import CrashPoint, armed

@@ -34,19 +34,20 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import functions_after_request, handle_error, present_request
 from flask_idempotency.session.operation import in_thread
 from flask_idempotency.session.stray import warn_undone
-from flask_idempotency.web.request.identity import prepare
-from flask_idempotency.web.request.request_state import (
+
+from .app_state import AppState
+from .environment import warn_if_short
+from .identity import prepare
+from .options import NOT_GIVEN, SAFE_METHODS, Route
+from .request import (
     Begun,
     RequestState,
     begin_request,
     existing_request,
     this_request,
 )
-from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
-from flask_idempotency.web.setup.app_state import AppState
-from flask_idempotency.web.setup.environment import warn_if_short
-from flask_idempotency.web.setup.options import NOT_GIVEN, SAFE_METHODS, Route
-from flask_idempotency.web.setup.routes import (
+from .response import handle_problem, is_made_from, problem_response
+from .routes import (
     ROUTE,
     covering_route,
     needs_protect,
@@ -58,9 +59,8 @@ from flask_idempotency.web.setup.routes import (
     refuse_unsupported,
     route_of,
 )
-
-from .decorator import protected
 from .signals import reject
+from .views import protected
 
 _ENVELOPE = "__idempotency_envelope__"
 

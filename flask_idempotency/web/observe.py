@@ -36,17 +36,17 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default, outcome_after
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.web.request.identity import (
+
+from .app_state import AppState
+from .identity import (
     found_for_old,
     identify,
     prepare,
     request_claim,
 )
-from flask_idempotency.web.request.request_state import RequestState
-from flask_idempotency.web.request.response import replayed
-from flask_idempotency.web.setup.app_state import AppState
-from flask_idempotency.web.setup.options import Route
-
+from .options import Route
+from .request import RequestState
+from .response import replayed
 from .signals import conclude, event_of, operation_observed, problem_type, tell_failure
 
 T = TypeVar("T")

@@ -27,17 +27,17 @@ from flask_idempotency.flask_context import functions_after_request, needed_app,
 from flask_idempotency.session.joining import connection_of_test, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, running_operation
-from flask_idempotency.web.attempt.atomic import AtomicAttempt
-from flask_idempotency.web.attempt.attempt import Attempt
-from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request.identity import found_for_old, identify, request_claim
-from flask_idempotency.web.request.request_state import RequestState, is_outermost_request, this_request
-from flask_idempotency.web.request.response import replay, replayed
-from flask_idempotency.web.setup.app_state import AppState, app_state
-from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.routes import refuse_unsupported
 
+from .app_state import AppState, app_state
+from .atomic import AtomicAttempt
+from .attempt import Attempt
+from .identity import found_for_old, identify, request_claim
+from .leased import LeasedAttempt
 from .observe import observe
+from .options import Route
+from .request import RequestState, is_outermost_request, this_request
+from .response import replay, replayed
+from .routes import refuse_unsupported
 from .signals import (
     Told,
     conclude,

@@ -29,25 +29,25 @@ from flask_idempotency.core.rows import legible
 from flask_idempotency.flask_context import present_context
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction import innermost
-from flask_idempotency.web.attempt.attempt import Attempt, raise_again
-from flask_idempotency.web.request.identity import new_claim, new_operation
-from flask_idempotency.web.request.request_state import (
-    RequestState,
-    existing_request,
-    is_in_thread_of_request,
-    present_operation,
-)
-from flask_idempotency.web.setup.app_state import AppState, app_state
-from flask_idempotency.web.setup.options import (
+
+from .app_state import AppState, app_state
+from .attempt import Attempt, raise_again
+from .identity import new_claim, new_operation
+from .options import (
     NOT_GIVEN,
     Route,
     RouteOptions,
     RunOptions,
     read_options,
 )
-from flask_idempotency.web.setup.routes import refuse_unsupported
-
 from .protection import claim_or_answer
+from .request import (
+    RequestState,
+    existing_request,
+    is_in_thread_of_request,
+    present_operation,
+)
+from .routes import refuse_unsupported
 from .signals import reject
 
 STARTED = ("__main__", "__mp_main__")

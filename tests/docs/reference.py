@@ -18,8 +18,8 @@ from unittest.mock import patch
 import click
 
 from flask_idempotency.cli import cli
-from flask_idempotency.web.setup.options import CHECKS, Route, RouteOptions
-from flask_idempotency.web.setup.settings import PREFIX, SETTINGS
+from flask_idempotency.web.options import CHECKS, Route, RouteOptions
+from flask_idempotency.web.settings import PREFIX, SETTINGS
 from tests.docs.pages import ROOT
 
 _DEFAULTS = {

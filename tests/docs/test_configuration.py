@@ -7,8 +7,8 @@ import re
 import pytest
 
 from flask_idempotency.cli import cli
-from flask_idempotency.web.setup.options import OPTIONS, RouteOptions
-from flask_idempotency.web.setup.settings import SETTINGS, Settings
+from flask_idempotency.web.options import OPTIONS, RouteOptions
+from flask_idempotency.web.settings import SETTINGS, Settings
 from tests.docs import reference
 from tests.docs.pages import PAGES, ROOT, name_of
 

@@ -18,7 +18,7 @@ import yaml
 
 from flask_idempotency.cli import cli
 from flask_idempotency.client import IdempotentSession, RetryPolicy
-from flask_idempotency.web.setup.settings import Settings
+from flask_idempotency.web.settings import Settings
 from laboratory import running
 from tests.docs.pages import ROOT, blocks
 from tests.integration.conftest import clients, open_shop  # noqa: F401 -- fixtures

@@ -7,7 +7,7 @@ import re
 import pytest
 from sqlalchemy import inspect, text
 
-from flask_idempotency.web.setup.settings import SETTINGS
+from flask_idempotency.web.settings import SETTINGS
 from tests.docs.pages import ROOT, blocks
 
 HTTP = (ROOT / "docs/http.md").read_text(encoding="utf-8")

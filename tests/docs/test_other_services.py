@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
-from flask_idempotency.web.setup.settings import SETTINGS
+from flask_idempotency.web.settings import SETTINGS
 from tests.docs.how_to import Page
 from tests.killed import Killed
 

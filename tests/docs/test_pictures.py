@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency.cli.listing import STATES
 from flask_idempotency.core.machine import Situation
 from flask_idempotency.core.storable import NOT_STORED
-from flask_idempotency.web.setup.settings import SETTINGS
+from flask_idempotency.web.settings import SETTINGS
 from tests.docs.pages import PAGES, ROOT
 from tests.unit.test_architecture import ROOMS, WEB
 

@@ -27,7 +27,7 @@ from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
-from flask_idempotency.web.attempt import attempt
+from flask_idempotency.web import attempt
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.machine import Phase
-from flask_idempotency.web.attempt.attempt import Attempt
+from flask_idempotency.web.attempt import Attempt
 from tests.stores import BOTH
 
 fork = multiprocessing.get_context("fork")

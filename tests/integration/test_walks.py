@@ -1,13 +1,11 @@
 """A request goes down through the rooms of the package once, and up once.
 
-A folder is a room, and so is a file that stands directly in ``web``. A crossing is a call from one room
-into another; what Flask or SQLAlchemy calls begins anew. The picture of "Life of a request" shows
-the same walks.
+A folder is a room. A crossing is a call from one room into another; what Flask or SQLAlchemy calls
+begins anew.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections import Counter
@@ -24,7 +22,6 @@ from flask_idempotency.stores.redis import lock
 from flask_idempotency.testing import crash_at
 
 ROOT = str(Path(flask_idempotency.__file__).parent)
-PICTURE = (Path(__file__).parents[2] / "docs/pictures/house.svg").read_text(encoding="utf-8")
 
 pytestmark = [
     pytest.mark.parametrize("store", ["hybrid"]),  # Redis is one room more
@@ -63,8 +60,8 @@ class Walk:
     def room_of(self, filename):
         if filename not in self._files:
             below = filename.removeprefix(ROOT).strip("/").removesuffix(".py").split("/")
-            below = below if below[0] == "web" and len(below) == 2 else below[:-1] or below
-            self._files[filename] = "/".join(below) if filename.startswith(ROOT) else None
+            room = "/".join(below[:-1] or below)
+            self._files[filename] = room if filename.startswith(ROOT) else None
         return self._files[filename]
 
     def _note(self, frame, event, _argument):
@@ -113,27 +110,10 @@ def shop(make_world, redis_server, monkeypatch):
     return world
 
 
-DRAWN = {
-    "A first request": "first",
-    "A replay": "replay",
-    "A rejected duplicate": "rejected",
-    "A step": "step",
-    "A take-over after a crash": "take-over",
-}
-"""What the picture calls each walk, in ``data-walks`` of a room."""
-
-
-def walk_in_picture(title):
-    """The rooms of a walk, from top to bottom."""
-    rooms = re.findall(r'<text [^>]*data-walks="([^"]+)">([\w/]+)<', PICTURE)
-    return [room for walks, room in rooms if DRAWN[title] in walks.split()]
-
-
 def take(title, request, status):
-    with no_collection(), Walk() as walk:  # what an earlier test left would be told to web/setup
+    with no_collection(), Walk() as walk:  # what an earlier test left would be told to web
         response = request()
     assert response.status_code == status
-    assert walk_in_picture(title) == walk.rooms
     taken = walk.functions.total(), len(walk.files), len(walk.crossings)
     print(f"{title}: {taken[0]} calls in {taken[1]} files, {taken[2]} from room to room")
     if servers.urls.driver == "psycopg2":  # psycopg's pipelines take more
@@ -144,7 +124,7 @@ def take(title, request, status):
 def test_a_first_request_goes_down_once_and_up_once(shop):
     walk = take("A first request", shop.post, 201)
     assert len(walk.rooms) <= 13
-    assert walk.functions["web/attempt.abandon"] == 0
+    assert walk.functions["web.abandon"] == 0
     assert walk.functions["stores/postgres.abandon"] == 1
 
 

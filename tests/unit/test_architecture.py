@@ -33,18 +33,6 @@ ROOMS = {
     "__init__": {"core", "session", "web", "extension"},
 }
 
-# The floors of the room `web`, from the ground up. What stands side by side does not meet.
-WEB = [
-    {"purging", "signals"},
-    {"setup"},
-    {"request"},
-    {"attempt"},
-    {"observe"},
-    {"protection"},
-    {"decorator", "run"},
-    {"hooks"},
-]
-
 # The packages that each room may import. The standard library is free, but for what core may not do.
 PACKAGES = {
     "core": set(),
@@ -137,16 +125,6 @@ def test_a_file_imports_only_what_its_room_may(name):
     assert outside <= PACKAGES[room]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("web.")])
-def test_a_request_goes_down_the_floors_of_web(name):
-    floors = {part: number for number, parts in enumerate(WEB) for part in parts}
-    here = name.split(".")[1]
-    for each in imports(name)[0]:
-        if room_of(each) == "web" and each != "web":
-            there = each.split(".")[1]
-            assert there == here or floors[there] < floors[here], f"{name} imports {each}"
-
-
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("core.")])
 def test_the_core_has_no_clock_no_randomness_no_input_and_no_output(name):
     allowed = {"core.logs": {"logging"}, "core.process": {"os"}}.get(name, set())
@@ -186,7 +164,7 @@ def test_only_where_a_store_is_made_is_it_asked_which_it_is():
 
     And what is stored is made older for a test behind the store's back.
     """
-    made = {"extension", "web.setup.settings", "web.setup.environment"}
+    made = {"extension", "web.settings", "web.environment"}
     asking = {name for name in FILES if WHICH_STORE.search(FILES[name].read_text())}
     assert asking == made | {"testing.age"}
 
@@ -209,5 +187,3 @@ def test_contributing_shows_the_same_drawing():
     table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
     for room in set(ROOMS) - {"__init__"}:
         assert set(re.findall(r"`(\w+)`", table[room])) == ROOMS[room]
-    order = page.partition("Inside `web` the order is ")[2].partition(".")[0]
-    assert re.findall(r"`(\w+)`", order) == [name for floor in WEB for name in sorted(floor)]

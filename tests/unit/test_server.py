@@ -4,7 +4,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from flask_idempotency.web.setup.environment import warn_if_short, worker_timeout
+from flask_idempotency.web.environment import warn_if_short, worker_timeout
 
 CALL = """
 class Worker:

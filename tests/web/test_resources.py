@@ -5,7 +5,7 @@ import flask_restx
 import pytest
 
 from flask_idempotency import ConfigurationError, idempotent
-from flask_idempotency.web.setup.routes import protected_routes
+from flask_idempotency.web.routes import protected_routes
 from tests.web.plain_shop import Shop
 
 DAY = 86400

@@ -11,8 +11,8 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
-from flask_idempotency.web.request.request_state import ASKED_TOO_EARLY
-from flask_idempotency.web.setup.routes import name_of
+from flask_idempotency.web.request import ASKED_TOO_EARLY
+from flask_idempotency.web.routes import name_of
 
 
 def test_the_same_key_at_two_endpoints_is_two_operations(world, add_view):

@@ -15,9 +15,9 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
-from flask_idempotency.web.purging import Purge
 
 from .options import Route, ScopeCallable
+from .purging import Purge
 from .settings import Settings
 
 

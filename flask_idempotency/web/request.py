@@ -17,9 +17,10 @@ from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
-from flask_idempotency.web.setup.options import Route, ScopeCallable
-from flask_idempotency.web.setup.routes import name_of
-from flask_idempotency.web.signals import Told
+
+from .options import Route, ScopeCallable
+from .routes import name_of
+from .signals import Told
 
 if TYPE_CHECKING:
     from .body import Body

@@ -24,8 +24,9 @@ from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.flask_context import present_request
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.settings import Settings
+
+from .options import Route
+from .settings import Settings
 
 MEDIA_TYPE = "application/problem+json"
 """That of problems (RFC 9457 section 3)."""

@@ -11,11 +11,11 @@ from flask import views
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.session.operation import in_thread
-from flask_idempotency.web.attempt.attempt import Attempt
-from flask_idempotency.web.setup.options import Route, RouteOptions, read_options
-from flask_idempotency.web.setup.routes import ROUTE, note_decorated
 
+from .attempt import Attempt
+from .options import Route, RouteOptions, read_options
 from .protection import enter
+from .routes import ROUTE, note_decorated
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

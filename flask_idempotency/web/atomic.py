@@ -8,9 +8,9 @@ from flask_idempotency.core.errors import NotAtomic, Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.operation import OpenTransaction
-from flask_idempotency.web.signals import conclude, operation_rejected
 
 from .attempt import Attempt, raise_again
+from .signals import conclude, operation_rejected
 
 
 class AtomicAttempt(Attempt):

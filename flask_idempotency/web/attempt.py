@@ -18,11 +18,12 @@ from flask_idempotency.flask_context import handle_error
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.stray import warn_undone
-from flask_idempotency.web.request.request_state import RequestState
-from flask_idempotency.web.request.response import capture, handle_problem
-from flask_idempotency.web.setup.app_state import AppState
-from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.signals import conclude, note, operation_executed, operation_taken_over
+
+from .app_state import AppState
+from .options import Route
+from .request import RequestState
+from .response import capture, handle_problem
+from .signals import conclude, note, operation_executed, operation_taken_over
 
 
 def raise_again(error: Exception) -> NoReturn:

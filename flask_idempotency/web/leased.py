@@ -28,15 +28,15 @@ from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import end_view, waits_for_commit
 from flask_idempotency.session.operation import Running
-from flask_idempotency.web.request.response import capture, lasting_response
-from flask_idempotency.web.signals import (
+
+from .attempt import Attempt, raise_again
+from .response import capture, lasting_response
+from .signals import (
     conclude,
     note,
     operation_interrupted,
     operation_rejected,
 )
-
-from .attempt import Attempt, raise_again
 from .steps import Steps
 
 _NOT_KNOWN_YET = "The outcome is not known yet; try again with the same key."

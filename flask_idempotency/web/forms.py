@@ -28,11 +28,11 @@ from werkzeug.datastructures import MultiDict
 
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
-from flask_idempotency.web.setup.app_state import AppState, app_state
-from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.routes import route_of
 
-from .request_state import FormKey, current_scope
+from .app_state import AppState, app_state
+from .options import Route
+from .request import FormKey, current_scope
+from .routes import route_of
 
 FIELD = "idempotency_key"
 """The name of the field."""

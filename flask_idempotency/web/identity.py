@@ -15,17 +15,17 @@ from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.web.setup.app_state import AppState
-from flask_idempotency.web.setup.options import REQUIRED, Route
-from flask_idempotency.web.signals import Told
 
 from . import forms
+from .app_state import AppState
 from .body import (
     FORM_TYPES,
     Body,
     fingerprint,
 )
-from .request_state import PresentedKey, RequestState, current_scope
+from .options import REQUIRED, Route
+from .request import PresentedKey, RequestState, current_scope
+from .signals import Told
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters

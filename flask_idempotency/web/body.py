@@ -19,8 +19,9 @@ from werkzeug.wsgi import get_content_length
 
 from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
-from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.settings import Settings
+
+from .options import Route
+from .settings import Settings
 
 CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""

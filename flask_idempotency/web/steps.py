@@ -27,9 +27,10 @@ from flask_idempotency.core.rows import legible
 from flask_idempotency.session.joining import to_continue
 from flask_idempotency.session.leftovers import holds_changes, refuse_changes, undo
 from flask_idempotency.session.operation import OpenTransaction, Operation
-from flask_idempotency.web.setup.app_state import AppState
-from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
-from flask_idempotency.web.signals import Event, warn
+
+from .app_state import AppState
+from .options import NAMES, is_name, read_lease
+from .signals import Event, warn
 
 _PASSING = (
     "53",  # disk full, out of memory, too many connections

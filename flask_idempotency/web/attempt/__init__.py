@@ -1,1 +1,0 @@
-"""One run of the view."""

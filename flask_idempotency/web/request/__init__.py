@@ -1,1 +1,0 @@
-"""What a request says, and the response to it."""

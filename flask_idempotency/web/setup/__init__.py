@@ -1,1 +1,0 @@
-"""Read once: settings, options, routes, and what the application stands on."""
