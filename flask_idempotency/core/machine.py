@@ -92,22 +92,21 @@ class Phase(_Cell):
 
     OPEN = "claimed: whoever finds it so, and does not go on to the view, abandons it"
     IN_VIEW = "the view runs, or what became of it is being stored"
-    ABOVE = "an error of the view is on its way through the decorators above it"
+    AWAITING = "an error of the view is on its way: the application makes a response of it"
     WAITING = "its response waits for what the application does above the view"
     OVER = "committed, or undone"
 
 
 FOLLOWS: dict[Phase, tuple[Phase, ...]] = {
-    Phase.OPEN: (Phase.IN_VIEW, Phase.WAITING, Phase.OVER),
-    Phase.IN_VIEW: (Phase.OPEN, Phase.ABOVE, Phase.WAITING, Phase.OVER),
-    Phase.ABOVE: (Phase.OPEN, Phase.IN_VIEW, Phase.OVER),
+    Phase.OPEN: (Phase.IN_VIEW, Phase.OVER),
+    Phase.IN_VIEW: (Phase.OPEN, Phase.AWAITING, Phase.WAITING, Phase.OVER),
+    Phase.AWAITING: (Phase.OPEN, Phase.IN_VIEW, Phase.OVER),
     Phase.WAITING: (Phase.OPEN, Phase.IN_VIEW, Phase.OVER),
     Phase.OVER: (),
 }
-"""What may follow a phase; the rest is illegal. Nothing follows the end. From *open* the view is
-entered, unless the route's ``on_interrupted`` has the response already. What comes back from above the
-view, an error or the end of the request, enters it once more; who abandons an attempt makes it *open*
-first, so that it is found and abandoned again if that is cut off."""
+"""What may follow a phase; the rest is illegal. Nothing follows the end. What comes back from above the
+view, the response to its error or the end of the request, enters it once more; who abandons an attempt
+makes it *open* first, so that it is found and abandoned again if that is cut off."""
 
 
 class IllegalPhase(RuntimeError):

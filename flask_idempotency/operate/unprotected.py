@@ -239,7 +239,7 @@ def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException 
     None also if something of the application rejects the request before.
     """
     try:
-        if ask_before_request(app) is not None or this_request().presented.skipped:
+        if ask_before_request(app) is not None or this_request().skipped:
             return None
     except Exception:  # so does abort()
         return None

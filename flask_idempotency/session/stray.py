@@ -22,8 +22,18 @@ def warn_once(text: str, *values: object) -> None:
     log.warning(text, *values)
 
 
-def warn_undone(name: str, status: int) -> None:
-    """Say that a response is not stored, and undoes what was committed."""
+UNANSWERED = (
+    "the view of %s committed changes and raised an error whose response the extension does not see, so"
+    " the changes are undone: it is made outside of Flask (the HTTP reference has a handler for"
+    " Connexion), by a decorator without functools.wraps, or by a function that calls the view"
+)
+
+
+def warn_undone(name: str, status: int | None) -> None:
+    """Say that a response is not stored, and undoes what was committed; None: there is no response."""
+    if status is None:
+        warn_once(UNANSWERED, name)
+        return
     warn_once(
         "the view of %s committed changes and responded with %d, which is not stored: the changes are"
         " undone. If they are to stay, store such responses with"

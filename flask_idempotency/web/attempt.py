@@ -1,52 +1,78 @@
-"""One run of a view, from the claim to its end: what every kind of attempt has in common."""
+"""One run of a view, or of a function in ``run()``: from its claim to its end, however it ends.
+
+An atomic one runs in the transaction that holds the record's row: the view's writes and its response
+commit together, or not at all.
+
+One that is not atomic may have had effects in the world at any time. So its response is stored even
+if it reports a failure, except where the view says that the operation may be tried again
+(``Retryable``, its equivalent in a queue, or a response that is about the caller and not about the
+operation). One that ends without a response is interrupted: its worker was told to exit or ran out of
+time, for example.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn
+from contextlib import suppress
+from dataclasses import replace
+from logging import ERROR, INFO
+from typing import Any, cast
 
 from flask import Response
 
 from flask_idempotency.core.engine import Execution
-from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.errors import (
+    IdempotencyError,
+    OperationFailed,
+    OperationInterrupted,
+    Problem,
+    Retryable,
+)
 from flask_idempotency.core.machine import FOLLOWS, IllegalPhase, Phase
+from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.process import this_process
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.flask_context import handle_error
+from flask_idempotency.core.storable import is_stored_by_default, outcome_after
 from flask_idempotency.session.after_commit import call_all
-from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.leftovers import end_view, waits_for_commit
+from flask_idempotency.session.operation import OpenTransaction, Operation, Running
 from flask_idempotency.session.stray import warn_undone
 
 from .app_state import AppState
 from .options import Route
-from .request import RequestState
-from .response import capture, handle_problem
-from .signals import conclude, note, operation_executed, operation_taken_over
+from .request import Request
+from .response import capture, handle_problem, is_of_cors, lasting_response, overwrite
+from .signals import (
+    conclude,
+    note,
+    operation_executed,
+    operation_interrupted,
+    operation_rejected,
+    operation_taken_over,
+)
+from .steps import Steps
 
-
-def raise_again(error: Exception) -> NoReturn:
-    """Leave an error to the caller."""
-    try:
-        raise error
-    finally:
-        del error  # a cycle: its traceback leads here
+_NOT_KNOWN_YET = "The outcome is not known yet; try again with the same key."
 
 
 class Attempt:
-    """One run of the view: from the claim to its end, however it ends. A context manager.
+    """One run of the view. A context manager: whatever leaves it ends an attempt that is not over.
 
-    ``open`` comes first and may respond at once. The view runs in the context; ``respond`` or ``fail``
-    takes its result, and returns the response. It ends with ``complete`` or ``release``, or somebody
-    calls ``abandon``. ``phase`` says where it is: :data:`~flask_idempotency.core.machine.FOLLOWS`.
+    ``open`` comes first and may respond at once. The view runs in the context. ``returned`` or
+    ``raised`` takes what came of it, and returns the response; ``finish`` and ``failed`` do the same
+    for ``run()``, whose errors go to its caller. ``phase`` says where the attempt is:
+    :data:`~flask_idempotency.core.machine.FOLLOWS`.
+
+    After an error of the view that Flask called, the response is what the application makes of it.
+    Where a commit above the view may still follow, the response waits for ``complete``, at the end of
+    the request.
     """
 
     def __init__(
         self,
         state: AppState,
         route: Route,
-        current: RequestState,
+        current: Request,
         operation: Operation,
         execution: Execution,
     ) -> None:
@@ -58,27 +84,31 @@ class Attempt:
         self._failure: dict[str, Any] = {}  # if that is what is stored: what to tell besides
         self._registered: list[Any] = []  # with flask.after_this_request
         self._outside = 0  # how many of these before the view
-        self.phase, current.attempt = Phase.OPEN, self
-        current.told.attempt = operation.attempt = execution.hold.attempt
+        self._is_view = False  # Flask itself has called it
+        self._own: frozenset[str] = frozenset()  # the headers of its response
+        self.phase, current.open_attempt = Phase.OPEN, self
+        current.attempt = operation.attempt = execution.hold.attempt
 
     def open(self) -> Attempt | Response:
         """Make everything ready for the view, or respond at once."""
         try:
             if self._execution.took_over:
-                note(
-                    self._state.app,
-                    operation_taken_over,
-                    self._current.told,
-                    attempt=self._operation.attempt,
-                )
+                attempt = self._operation.attempt
+                note(self._state.app, operation_taken_over, self._current, attempt=attempt)
             return self._open() or self
         except BaseException as error:
-            self._note_error(error)
+            self._error = error
             self.abandon()
             raise
 
-    def watch(self, registered: list[Any]) -> None:
-        """From now on, what is ``registered`` with ``flask.after_this_request`` is the view's."""
+    def watch(self, registered: list[Any], *, is_view: bool) -> None:
+        """From now on, what is ``registered`` with ``flask.after_this_request`` is the view's.
+
+        ``is_view``: Flask itself has called this view, so what it makes of an error is the response.
+        """
+        self._is_view = is_view
+        if is_view:
+            registered.insert(0, self._capture)
         self._registered, self._outside = registered, len(registered)
 
     def __enter__(self) -> Attempt:
@@ -86,23 +116,122 @@ class Attempt:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None:
-            self._note_error(error)
+        self._error = error or self._error
         try:
             if self.phase in (Phase.IN_VIEW, Phase.OPEN):
                 self.abandon()
         finally:
-            if self.phase is Phase.OVER:
-                self._error = None  # an exit has struck its end
+            if self.phase is Phase.OVER:  # else an exit has struck its end, or it goes on
+                self._error = None  # its traceback leads here: a cycle would keep the request alive
 
     def _go(self, phase: Phase) -> None:
         if phase not in FOLLOWS[self.phase]:
             raise IllegalPhase(f"{phase.name} after {self.phase.name}")
         self.phase, current = phase, self._current
         if phase is not Phase.OVER:
-            current.attempt = self
-        elif current.attempt is self:
-            current.attempt = None
+            current.open_attempt = self
+            return
+        self._registered = []  # it holds ours, which leads here: a cycle
+        if current.open_attempt is self:
+            current.open_attempt = None
+
+    def returned(self, result: Any) -> Response:
+        """The view returned ``result``: store its response, release the key, or let it wait.
+
+        Returns the response to a problem in its place. Raises our other errors.
+        """
+        try:
+            response, stored = self._made(result)
+            is_stored = self._is_stored(response)
+        except Exception as error:  # a generator, or what the view registered, fails as the view may
+            return self.raised(error)
+        return self._ended(response, stored, is_stored)
+
+    def raised(self, error: Exception) -> Response:
+        """The view raised ``error``: the response, if that is a problem of ours.
+
+        Raises all other errors: they go the way that they go in any application.
+        """
+        self._error = error
+        try:
+            try:
+                self._judge(error)
+            except Problem as problem:
+                return self._reject(problem)
+            if isinstance(error, Problem):
+                return self.returned(handle_problem(self._state, self._current, error))
+            if self._is_view:
+                self._note_raised()
+                self._go(Phase.AWAITING)
+            else:
+                self._warn_undone(None)
+                self._fail(error)
+            raise error
+        finally:
+            del error  # a cycle: its traceback leads here
+
+    def _capture(self, response: Response) -> Response:
+        """The application made ``response`` of the error that the view raised: it is the view's.
+
+        Flask calls this before all that was registered with ``flask.after_this_request``, and calls it
+        again after an error in what comes later.
+        """
+        if self.phase is not Phase.AWAITING:
+            return response
+        with self:
+            try:
+                response, stored = self._made(response)
+                is_stored = self._is_stored(response)
+            except Exception as error:
+                self._fail(error)
+                raise
+            if stored.status >= 500 and self._route.atomic:
+                is_stored = False  # whatever the option store says
+            # An extension may have added what is true of this request's origin alone.
+            own = tuple(line for line in stored.headers or () if not is_of_cors(line[0]))
+            return self._ended(response, replace(stored, headers=own), is_stored)
+
+    def complete(self, response: Response) -> None:
+        """Store the response that waited for what the application does above its views.
+
+        Unless that has undone the work it reports. ``response`` is what is about to be sent: a problem
+        overwrites it, and so do other errors of ours that the application has a handler for.
+        """
+        stored, self._waiting = self._waiting, None
+        if stored is None:
+            return
+        with self:
+            try:
+                if stored.status < 400 and self._is_undone(response.status_code):
+                    self._release()
+                else:
+                    self._complete(stored, False)
+            except IdempotencyError as error:
+                overwrite(response, self._reject(error), self._own)
+
+    def finish(self, result: Any) -> Response:
+        """Store the response of ``result``, which nothing waits for. Raises every error."""
+        response, stored = self._made(result)
+        self._complete(stored, False)
+        return response
+
+    def failed(self, error: Exception) -> None:
+        """The function of ``run()`` raised ``error``, which goes to its caller.
+
+        Raises what makes the operation void in its place.
+        """
+        self._error = error
+        self._judge(error)
+        self._fail(error)
+
+    def unanswered(self, error: BaseException | None) -> None:
+        """The request ends, and the application has made no response of what ended the view."""
+        if self.phase is Phase.AWAITING and (error is None or isinstance(error, Exception)):
+            self._warn_undone(None)
+            with suppress(IdempotencyError), self:  # nobody is there to be told
+                self._fail(self._error)
+        self._error = error or self._error
+        self.abandon()
 
     def abandon(self) -> None:
         """End the attempt without a response. Does nothing once it is over."""
@@ -112,103 +241,73 @@ class Attempt:
         self._abandon()
         self._go(Phase.OVER)
         self._waiting = None
-        # Otherwise the request is rejected, or the parent of this process goes on with it.
-        if self._current.problem is None and self._execution.pid == this_process():
+        # A problem is told with its response, and the parent of this process goes on with the attempt.
+        if not isinstance(self._error, Problem) and self._execution.pid == this_process():
             self._tell_end()
-        self._error = None  # its traceback leads here: a cycle would keep the request alive
-
-    def _note_error(self, error: BaseException) -> None:
-        self._error = error
-        if isinstance(error, Problem):
-            self._current.problem = error
-
-    def respond(
-        self,
-        result: Any,
-        *,
-        after_error: Callable[[Exception], Response] | None = None,
-        waits: bool = True,
-    ) -> Response:
-        """The view returned ``result``: store the response, or release the key.
-
-        ``after_error`` is given an error in making the response of it, in place of :meth:`fail`;
-        ``waits`` says that a commit above the view may follow.
-        """
-        app, current, status = self._state.app, self._current, 0
-        try:
-            response: Response = app.make_response(result)
-            while len(self._registered) > self._outside:
-                response = app.ensure_sync(self._registered.pop(self._outside))(response)
-            stored = capture(response, self._state.settings)
-            status = stored.status
-            store = self._route.store
-            is_stored = store(response) if store else is_stored_by_default(status, self._route.atomic)
-        except Exception as error:
-            # A generator, or what the view registered, fails as the view may.
-            return (after_error or self.fail)(error)
-        if not is_stored:
-            if status < 500 and self.has_committed():
-                warn_undone(self._operation.name, status)
-            self._release()
-            return response
-        is_settled = False
-        if waits and current.is_dispatched:
-            current.response, is_settled = response, self._is_settled()
-            if not is_settled:
-                self._waiting = stored
-                self._go(Phase.WAITING)
-                return response
-        self._complete(stored, is_settled)
-        return response
-
-    def complete(self) -> None:
-        """Store the response that waited for what the application does above its views.
-
-        Unless that has undone the work it reports. Raises what :meth:`respond` would have raised.
-        """
-        stored, self._waiting = self._waiting, None
-        if stored is None:
-            return
-        with self:
-            if stored.status < 400 and self._is_undone():
-                self._release()
-            else:
-                self._complete(stored, False)
-
-    def hand_up(self) -> bool:
-        """Let an error of the view pass the decorators above it, if it comes back to ``respond_to``."""
-        if self._current.is_dispatched:
-            self._go(Phase.ABOVE)
-        return self._current.is_dispatched
-
-    def respond_to(self, error: Exception) -> Response:
-        """The error came out above all decorators."""
-        with self:
-            return self.fail(error)
+        self._error = None
 
     def has_committed(self) -> bool:
         """Return True if :meth:`abandon` undoes something that the view has committed."""
         return False
 
-    def fail(self, error: Exception) -> Response:
-        """The view raised ``error``."""
-        raise NotImplementedError
+    def _made(self, result: Any) -> tuple[Response, StoredResponse]:
+        """The response of what the view returned, and what is to be stored of it."""
+        app = self._state.app
+        response: Response = app.make_response(result)
+        while len(self._registered) > self._outside:
+            response = app.ensure_sync(self._registered.pop(self._outside))(response)
+        return response, capture(response, self._state.settings)
 
-    def _handle(self, error: Exception) -> Any:
-        """Return what the application's error handlers do. Raises what they leave unhandled."""
-        if isinstance(error, Problem):
-            self._current.problem = error
-            return handle_problem(self._state.app, error)
+    def _is_stored(self, response: Response) -> bool:
+        store = self._route.store
+        if store is None:
+            return is_stored_by_default(response.status_code, self._route.atomic)
+        return bool(store(response))
+
+    def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:
+        """End the attempt, or let it wait; the response, or that to a problem."""
         try:
-            raise error  # Flask raises it again, and in a thread of an async view it is not present
-        except Exception:
-            return handle_error(self._state.app, error)
+            if not is_stored:
+                self._warn_undone(stored.status)
+                self._release()
+            elif not self._current.is_dispatched:
+                self._complete(stored, False)
+            elif self._is_settled():
+                self._complete(stored, True)
+            else:
+                self._waiting = stored
+                self._own = frozenset(name.lower() for name, _ in response.headers)
+                self._go(Phase.WAITING)
+        except Problem as problem:
+            return self._reject(problem)
+        return response
 
-    def note_failure(self, error: Exception) -> None:
-        """The function of :meth:`Idempotency.run` raised ``error``, which goes to its caller."""
-        raise NotImplementedError
+    def _reject(self, error: IdempotencyError) -> Response:
+        """End the attempt with an error of ours; the response to it, or raises it."""
+        self._error = error
+        self.abandon()
+        return handle_problem(self._state, self._current, error)
+
+    def _warn_undone(self, status: int | None) -> None:
+        """Say that what was committed is undone, if that may surprise: not where a view has failed."""
+        if self.has_committed() and (status is None or status < 500 or self._has_committed_since()):
+            warn_undone(self._operation.name, status)
+
+    def _note_raised(self) -> None:
+        """From here on an error handler of the application may commit something of its own."""
+
+    def _has_committed_since(self) -> bool:
+        return False
 
     def _open(self) -> Response | None:
+        raise NotImplementedError
+
+    def _judge(self, error: Exception) -> None:
+        """Raise what the view's ``error`` means for the operation, if that is another error."""
+        raise NotImplementedError
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Nothing makes a response of ``error``: store that, if failures are stored."""
         raise NotImplementedError
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
@@ -227,8 +326,11 @@ class Attempt:
         """Tell the outcome of an attempt that was abandoned."""
         raise NotImplementedError
 
-    def _is_undone(self) -> bool:
-        """Return True if what the view left for a commit above it was dropped there."""
+    def _is_undone(self, _status: int) -> bool:
+        """Return True if what the view left for a commit above it was dropped there.
+
+        Or if nobody has committed it, and the response that is sent, of this status, says so.
+        """
         return False
 
     def _is_settled(self) -> bool:
@@ -244,14 +346,167 @@ class Attempt:
         self._go(Phase.OVER)
         seconds = time.monotonic() - self._started
         state.last_seconds[operation.name] = seconds
+        facts: dict[str, Any] = {"attempt": operation.attempt, "status": stored.status}
         conclude(
-            state.app,
-            operation_executed,
-            self._current.told,
-            attempt=operation.attempt,
-            status=stored.status,
-            seconds=seconds,
-            **self._failure,
+            state.app, operation_executed, self._current, seconds=seconds, **facts, **self._failure
         )
         if operation.after_commit:
             call_all(operation.after_commit, f"operation {operation.name}")
+
+
+class AtomicAttempt(Attempt):
+    """Runs the view inside the transaction that holds the record's row."""
+
+    _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
+    _commits: int | None = None  # how many there were when the view raised its error
+
+    def has_committed(self) -> bool:
+        """See :class:`Attempt`."""
+        return bool(self._joined.transaction.wrote)
+
+    def _note_raised(self) -> None:
+        self._commits = self._joined.transaction.commits
+
+    def _has_committed_since(self) -> bool:
+        return self._commits is not None and self._joined.transaction.commits > self._commits
+
+    def _open(self) -> None:
+        hold = self._execution.hold
+        self._joined = OpenTransaction(self._state, self._operation, hold, self._route.other_binds)
+
+    def _judge(self, error: Exception) -> None:
+        self._joined.raise_if_uncommittable(error)
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Nothing is stored, and everything is rolled back."""
+
+    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
+        self._joined.let_go(stored.status, is_settled=is_settled)
+        self._commit(stored)
+
+    def _release(self) -> None:
+        self._joined.raise_if_uncommittable(None)
+        self.abandon()
+
+    def _abandon(self) -> None:
+        try:
+            if self._joined is not None:
+                self._joined.end()
+        finally:
+            self._execution.abandon()
+
+    def _tell_end(self) -> None:
+        facts: dict[str, Any] = {"attempt": self._operation.attempt, "error": self._error}
+        conclude(self._state.app, operation_rejected, self._current, outcome="rolled_back", **facts)
+
+    def _is_settled(self) -> bool:
+        return self._joined.is_settled()
+
+    def _is_undone(self, status: int) -> bool:
+        return self._joined.is_undone() or (status >= 400 and self._joined.has_leftovers())
+
+
+class LeasedAttempt(Attempt):
+    """Runs the view without a transaction, while the lease in the record runs."""
+
+    _has_run = False
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the application finds out what became of an interrupted operation."""
+        return callable(self._route.on_interrupted)
+
+    def __enter__(self) -> Attempt:
+        self._has_run = True
+        return super().__enter__()
+
+    def _open(self) -> Response | None:
+        operation, execution = self._operation, self._execution
+        lease, binds = cast("Lease", execution.hold), self._route.other_binds
+        steps = Steps(self._state, operation, lease, execution.claim, binds)
+        operation.steps, self._steps, self._running = steps, steps, Running(operation)
+        # A callable is asked about what an operator has released, too.
+        is_open = execution.was_interrupted and (self._asks or not execution.was_released)
+        return self._on_interrupted(steps) if is_open else None
+
+    def _on_interrupted(self, steps: Steps) -> Response | None:
+        """Treat an interrupted operation as the route says; None: run it again."""
+        operation, policy = self._operation, self._route.on_interrupted
+        note(self._state.app, operation_interrupted, self._current, attempt=operation.attempt)
+        found = policy(operation) if callable(policy) else None
+        if found is None:
+            steps.begin_again()
+            return None
+        response, stored = self._made(found)
+        if self._is_stored(response):
+            self._complete(stored, False)
+        else:
+            self._release()
+        self.abandon()
+        return response
+
+    def _judge(self, error: Exception) -> None:
+        outcome = outcome_after(error)
+        if outcome is None:
+            return
+        if outcome == "released":
+            self._release()
+        elif isinstance(error, OperationInterrupted) and self._route.on_interrupted != "hold":
+            detail = error.detail if error.detail != OperationInterrupted().detail else _NOT_KNOWN_YET
+            raise Retryable(detail, retry_after=error.retry_after) from error
+        raise error
+
+    def _fail(self, error: BaseException | None) -> None:
+        problem = OperationFailed(f"The operation failed with {type(error).__name__}.")
+        response = lasting_response(self._state.app, problem, self._state.settings)
+        self._complete(capture(response, self._state.settings), False)
+
+    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
+        failed = stored.status >= 500
+        if not is_settled:
+            self._end_view(failed)
+        if failed:
+            self._operation.after_commit.clear()  # they were to follow a success
+            if self._has_run:  # otherwise on_interrupted decided so
+                steps, problem = self._steps.finished(), OperationFailed.type
+                self._failure = {"level": ERROR, "problem": problem, "steps": steps or None}
+        self._let_go()
+        self._commit(stored)
+
+    def _release(self) -> None:
+        self._end_view(failed=True)
+        if self.phase is Phase.OPEN or self._is_unknown():
+            self.abandon()  # it stays interrupted
+            return
+        self._execution.release()
+        facts: dict[str, Any] = {"outcome": "released", "attempt": self._operation.attempt}
+        conclude(self._state.app, operation_rejected, self._current, **facts)
+
+    def _is_unknown(self) -> bool:
+        """Return True if nobody knows what an earlier attempt has done, whatever this one did."""
+        execution = self._execution
+        return execution.was_interrupted and not execution.was_released and not self._asks
+
+    def _abandon(self) -> None:
+        if self._operation.steps is not None:
+            self._let_go()
+        # The call of a view that was cut off may go on at the other side for some time. Who asks there
+        # before the lease has ended could be told "nothing", and call once more.
+        self._execution.abandon(at_once=not (self._has_run and self._asks))
+
+    def _let_go(self) -> None:
+        """Let the operation go: what follows is no part of it."""
+        self._operation.steps = None
+        self._running.end()
+
+    def _end_view(self, failed: bool) -> None:
+        session, in_request = self._state.sessions.present(), self._current.is_dispatched
+        end_view(session, self._operation.name, in_request=in_request, failed=failed)
+
+    def _tell_end(self) -> None:
+        level = ERROR if self._route.on_interrupted == "hold" else INFO
+        facts: dict[str, Any] = {"attempt": self._operation.attempt, "error": self._error}
+        conclude(self._state.app, operation_interrupted, self._current, level, **facts)
+
+    def _is_settled(self) -> bool:
+        return not waits_for_commit(self._state.sessions.present())

@@ -7,7 +7,7 @@ from binascii import b2a_base64
 from collections.abc import Callable
 from os import urandom
 
-from flask import Request
+import flask
 
 from flask_idempotency.core.errors import IdempotencyError, KeyExpired, KeyMalformed, KeyRequired
 from flask_idempotency.core.fingerprint import Fingerprint
@@ -24,8 +24,7 @@ from .body import (
     fingerprint,
 )
 from .options import REQUIRED, Route
-from .request import PresentedKey, RequestState, current_scope
-from .signals import Told
+from .request import Request, current_scope
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
@@ -41,35 +40,31 @@ AHEAD_SECONDS = 86400.0
 longer, and none for years."""
 
 
-def prepare(request: Request, state: AppState, route: Route, current: RequestState) -> None:
+def prepare(request: flask.Request, state: AppState, route: Route, current: Request) -> None:
     """Read the key's header, unless the request itself may hold the key; keep the body from now on.
 
-    ``refusal`` of what is ``presented`` says what is wrong with it. Raises only what
+    ``refusal`` says what is wrong with it. Raises only what
     ``protect(skip=...)`` does.
     """
-    told = current.told = Told()
-    told.name, told.began = route.name, time.monotonic()
-    if current.presented.options is route.given:
+    if not current.begin(route):
         return
-    presented = current.presented = PresentedKey()
-    presented.options = route.given
     if route.skip is not None and route.skip(request):
-        presented.skipped = True
+        current.skipped = True
         return
     try:
-        presented.may_be_inside = route.key is not None or request.mimetype in FORM_TYPES
-        if not presented.may_be_inside:
-            presented.key = _header_key(request, state)
-        if presented.may_be_inside or presented.key is not None:
+        current.may_be_inside = route.key is not None or request.mimetype in FORM_TYPES
+        if not current.may_be_inside:
+            current.key = _header_key(request, state)
+        if current.may_be_inside or current.key is not None:
             _body(request, state, route, current)
         elif route.required:
             raise KeyRequired
     except IdempotencyError as refusal:
-        presented.refusal = refusal
+        current.refusal = refusal
 
 
 def identify(
-    request: Request, state: AppState, route: Route, current: RequestState
+    request: flask.Request, state: AppState, route: Route, current: Request
 ) -> Operation | None:
     """The operation that the request is about; None if it has no key and needs none, or is skipped.
 
@@ -77,25 +72,24 @@ def identify(
     what :func:`prepare` raises or found wrong.
     """
     prepare(request, state, route, current)
-    presented = current.presented
-    if presented.skipped:
+    if current.skipped:
         return None
-    if presented.refusal is not None:
-        raise presented.refusal
-    has_key = route.key is None and presented.key is not None
+    if current.refusal is not None:
+        raise current.refusal
+    has_key = route.key is None and current.key is not None
     scope: Scope = current_scope(route.scope) if has_key or route.required else None
     if not has_key:
         _find_key(request, state, route, current)
-    if presented.key is None:
+    if current.key is None:
         if route.required:
             raise KeyRequired
         return None
     if not has_key and not route.required:
         scope = current_scope(route.scope)
-    if presented.field is not None:
-        forms.check_owner(state.app, presented.field, scope, route.name)
-    made = None if presented.field is None else presented.field.made
-    return new_operation(route, scope, presented.key, made)
+    if current.field is not None:
+        forms.check_owner(state.app, current.field, scope, route.name)
+    made = None if current.field is None else current.field.made
+    return new_operation(route, scope, current.key, made)
 
 
 def new_operation(route: Route, scope: Scope, key: str, made: float | None = None) -> Operation:
@@ -116,26 +110,25 @@ def new_operation(route: Route, scope: Scope, key: str, made: float | None = Non
     return Operation(route.name, route.namespace, scope, key, attempt=0, born=born)
 
 
-def _find_key(request: Request, state: AppState, route: Route, current: RequestState) -> None:
+def _find_key(request: flask.Request, state: AppState, route: Route, current: Request) -> None:
     """Look for the key in the request itself; that of a form without a field is in the header.
 
     A wrong field is rejected whatever the header says. Some browsers send one of their own, with a new
     key each time they send the same form: it would run each time.
     """
-    presented = current.presented
-    if not presented.may_be_inside:
+    if not current.may_be_inside:
         return
     body = _body(request, state, route, current)
     body.whole()
     if route.key is not None:
-        presented.key = _natural_key(route.key)
+        current.key = _natural_key(route.key)
     elif (field := forms.read_field(body.form(), state, route)) is not None:
-        presented.field, presented.key = field, field.key
+        current.field, current.key = field, field.key
     else:
-        presented.key = _header_key(request, state)
+        current.key = _header_key(request, state)
 
 
-def _header_key(request: Request, state: AppState) -> str | None:
+def _header_key(request: flask.Request, state: AppState) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
     value = request.headers.get(state.settings.header)
     return None if value is None else parse_key(value)
@@ -150,17 +143,17 @@ def _natural_key(key_of: Callable[[], object]) -> str | None:
     return None if value is None or value == "" else natural_key(value)
 
 
-def _body(request: Request, state: AppState, route: Route, current: RequestState) -> Body:
+def _body(request: flask.Request, state: AppState, route: Route, current: Request) -> Body:
     if current.body is None:
         current.body = Body(request, state.settings, refuses=route.enforce)
     return current.body
 
 
 def request_claim(
-    request: Request,
+    request: flask.Request,
     state: AppState,
     route: Route,
-    current: RequestState,
+    current: Request,
     operation: Operation,
 ) -> Claim:
     """Make the claim of the request.

@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from logging import DEBUG, INFO, WARNING
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from flask import Request, Response
+import flask
+from flask import Response
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.core.engine import Claimed, Decision, Execution, Replay
@@ -45,7 +47,7 @@ from .identity import (
     request_claim,
 )
 from .options import Route
-from .request import RequestState
+from .request import Request
 from .response import replayed
 from .signals import conclude, event_of, operation_observed, problem_type, tell_failure
 
@@ -58,27 +60,30 @@ _OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken)
 """Errors about one record. The others are about the store."""
 
 
-def observe(state: AppState, route: Route, current: RequestState, request: Request) -> None:
+def observe(state: AppState, route: Route, current: Request, request: flask.Request) -> Observed | None:
     """Find out what would happen to a request; the first of its views counts."""
-    if current.observation is None:
-        observed = Observed(state, route, current)
-        observed.begin(request)
-        if not current.presented.skipped:
-            current.observation = observed
+    if current.observation is not None:
+        return None
+    observed = Observed(state, route, current)
+    observed.begin(request)
+    if current.skipped:
+        return None
+    current.observation = observed
+    return observed
 
 
 class Observed:
     """What would have happened to one request: found out before its view, and told after it."""
 
-    error: BaseException | None = None  # what left the view
+    _error: BaseException | None = None  # what left the view
     _execution: Execution | None = None
 
-    def __init__(self, state: AppState, route: Route, current: RequestState) -> None:
+    def __init__(self, state: AppState, route: Route, current: Request) -> None:
         self._state, self._route, self._current = state, route, current
         self._would = "unknown"
         self._facts: dict[str, Any] = {}
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: flask.Request) -> None:
         """Judge the request."""
         current = self._current
         try:
@@ -86,22 +91,36 @@ class Observed:
             self._lent(partial(self._judge, request))
         except Exception as error:
             self._reject(error)
-        self._told = current.told  # a function that the view calls has others
-        self._told.began = time.monotonic()  # what our own question took does not count
+        current.began = time.monotonic()  # what our own question took does not count
+        self._current = copy(current)  # a function that the view calls changes it
 
-    def finish(self, response: Response | None) -> None:
-        """See :class:`~.request.request_state.Observation`."""
-        error, self.error = self.error, None  # its traceback leads here
+    def __enter__(self) -> Observed:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._error = error
+
+    def returned(self, result: Any) -> Any:
+        """The view returned: that is what the application gets."""
+        return result
+
+    def raised(self, error: Exception) -> NoReturn:
+        """The view raised ``error``, which goes the way that it goes in any application."""
+        raise error
+
+    def finish(self, response: Response | None, error: BaseException | None) -> None:
+        """The request has its ``response``, or ends with ``error``. Raises no ``Exception``."""
+        error, self._error = self._error or error, None  # its traceback leads here
         status = None if response is None else response.status_code
         try:
             if self._execution is not None:
                 self._end(self._execution, response, error)
             level, facts = self._level(status), {"status": status, "would": self._would, **self._facts}
-            conclude(self._state.app, operation_observed, self._told, level, **facts)
+            conclude(self._state.app, operation_observed, self._current, level, **facts)
         except Exception:
-            log.exception("operation %s: observing it failed", self._told.name)
+            log.exception("operation %s: observing it failed", self._current.name)
 
-    def _judge(self, request: Request) -> None:
+    def _judge(self, request: flask.Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""
         state, route, current = self._state, self._route, self._current
         operation = identify(request, state, route, current)
@@ -111,7 +130,7 @@ class Observed:
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
         claim = request_claim(request, state, route, current, apart)
         claim = replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
-        current.told.claim, self._told = claim, current.told
+        current.claim = claim
         decision = self._asked(partial(self._decided, operation, claim))
         if isinstance(decision, Claimed):
             self._execution = decision.execution
@@ -144,7 +163,7 @@ class Observed:
             state.unobserved_until = time.monotonic() + PAUSE_SECONDS
             cause = error if isinstance(error, ConfigurationError) else error.__cause__ or error
             text = "nothing is observed for %g s, the store failed: %r"
-            event = event_of(self._told, error=error)
+            event = event_of(self._current, error=error)
             tell_failure(state.app, event, text, PAUSE_SECONDS, cause)
             return None
 

@@ -1,39 +1,29 @@
-"""What the extension knows about one request, and ``current_operation``."""
+"""One request, or one call of :meth:`Idempotency.run`, and ``current_operation``."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from flask import Response, current_app
+from flask import current_app
 from werkzeug.local import LocalProxy
 
-from flask_idempotency.core.errors import ConfigurationError, Problem, ScopeUnknown
+from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from .options import Route, ScopeCallable
 from .routes import name_of
-from .signals import Told
+from .signals import Subject
 
 if TYPE_CHECKING:
     from .body import Body
-
-
-class Observation(Protocol):
-    """What would have happened to a request that is only observed."""
-
-    error: BaseException | None
-    """What left its view."""
-
-    def finish(self, response: Response | None) -> None:
-        """The request has its ``response``, or ends without one. Never raises an ``Exception``."""
 
 
 @dataclass(frozen=True)
@@ -48,94 +38,78 @@ class FormKey:
     made: float
 
 
-class Begun(Protocol):
-    """An attempt that is not over."""
-
-    phase: Phase
-
-    def complete(self) -> None:
-        """Store the response that waited."""
-
-    def respond_to(self, error: Exception) -> Response:
-        """The error of the view, above all decorators."""
-
-    def abandon(self) -> None:
-        """Undo all of it."""
-
-    def has_committed(self) -> bool:
-        """Return True if the view has committed something that would be undone."""
-
-
-class PresentedKey:
-    """The key that a request presents, as the options of one route look for it."""
-
-    options: Route | None = None  # these; None: nobody has looked
-    skipped = False  # so says protect(skip=...)
-    may_be_inside = False  # the request itself may hold it, where it wins over the header
-    key: str | None = None
-    field: FormKey | None = None  # if the key comes from a form
-    refusal: Exception | None = None  # what is wrong with it
-
-
-class RequestState:
+class Request(Subject):
     """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
-    Most requests change little of it, and have the rest from the class.
+    Most requests change little of it, and have the rest from the class. ``route`` is the dispatched
+    endpoint's; the key was looked for with the options of ``looked_for``.
     """
 
-    route: Route | None = None  # its endpoint's, resolved
+    route: Route | None = None
+    looked_for: Route | None = None
+    skipped = False  # so says protect(skip=...)
+    may_be_inside = False  # the request itself may hold the key, where it wins over the header
+    key: str | None = None
+    field: FormKey | None = None  # if the key comes from a form
+    refusal: Exception | None = None  # what is wrong with the key
     body: Body | None = None  # from when it is known that it may be needed
     entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
-    is_dispatched = False  # Flask has called its view, and will call the hook after it
-    attempt: Begun | None = None  # until it is over
-    response: Response | None = None  # the view's, which is stored
-    problem: Problem | None = None
-    observation: Observation | None = None  # until it is told
+    open_attempt: Any = None  # until it is over
+    observation: Any = None  # until it is told
     is_replay = False  # the response is a stored one
+    is_dispatched = False  # Flask calls its view, and the hooks at its end
+    home: tuple[int, int] | None = None  # which application context it has, and which thread
 
-    def __init__(self) -> None:
-        self.told, self.presented = Told(), PresentedKey()  # told of its latest operation
+    def begin(self, route: Route) -> bool:
+        """From now on this is about an operation of ``route``; False if that is so already."""
+        self.name, self.began, self.has_outcome = route.name, time.monotonic(), False
+        self.claim = self.attempt = None
+        if self.looked_for is route.given:
+            return False
+        self.looked_for, self.skipped, self.may_be_inside = route.given, False, False
+        self.key = self.field = self.refusal = None
+        return True
 
-    def abandon(self, *phases: Phase) -> None:
-        """Abandon the attempt, if it is in one of these phases."""
-        if self.attempt is not None and self.attempt.phase in phases:
-            self.attempt.abandon()
-
-    def end_observation(self, response: Response | None) -> None:
-        """Tell what would have happened, if that was to be observed."""
+    def end_observation(self, response: Any, error: BaseException | None) -> None:
+        """Tell what would have happened, as that was to be observed."""
         observation, self.observation = self.observation, None
-        if observation is not None:
-            observation.finish(response)
+        observation.finish(response, error)
 
 
 _OUTERMOST = "_flask_idempotency_request"
 
 
-def begin_request(request: Any) -> RequestState:
+def begin_request(request: Any) -> Request:
     """The state of a request that begins.
 
     The application context remembers the first: a view's own requests share it.
     """
-    present_context().setdefault(_OUTERMOST, (request, get_ident()))
-    state = request._flask_idempotency = RequestState()  # noqa: SLF001
-    return state
+    context, thread = present_context(), get_ident()
+    context.setdefault(_OUTERMOST, (request, thread))
+    ours = request._flask_idempotency = Request()  # noqa: SLF001
+    ours.is_dispatched, ours.home = True, (id(context), thread)
+    return ours
 
 
-def this_request() -> RequestState:
-    """The state of the present request, or outside of one, of the present application context."""
+def is_home(ours: Request) -> bool:
+    """Return True if the context is the request's own: not a copy of it, nor another thread."""
+    return ours.home == (id(present_context()), get_ident())
+
+
+def this_request() -> Request:
+    """Ours of the present request, or outside of one, of the present application context."""
+    ours = existing_request()
+    if ours is None:
+        home = present_request() or present_context()
+        ours = home._flask_idempotency = Request()  # noqa: SLF001
+    return ours
+
+
+def existing_request() -> Request | None:
+    """The same, if the extension has had to do with it."""
     home = present_request() or present_context()
-    try:
-        state: RequestState = home._flask_idempotency  # noqa: SLF001
-    except AttributeError:
-        state = home._flask_idempotency = RequestState()  # noqa: SLF001
-    return state
-
-
-def existing_request() -> RequestState | None:
-    """The state of the present request, if the extension has had to do with it."""
-    home = present_request() or present_context()
-    state: RequestState | None = getattr(home, "_flask_idempotency", None)
-    return state
+    ours: Request | None = getattr(home, "_flask_idempotency", None)
+    return ours
 
 
 ASKED_TOO_EARLY = (AttributeError, KeyError, RuntimeError, TypeError)

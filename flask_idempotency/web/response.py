@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, cast
+from collections.abc import Callable, Collection
+from typing import Any
 
 from flask import Flask, Response
-from flask.typing import ResponseReturnValue
 
 from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
 from flask_idempotency.core.errors import (
@@ -25,8 +25,11 @@ from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.flask_context import present_request
 from flask_idempotency.session.operation import Operation
 
+from .app_state import AppState
 from .options import Route
+from .request import Request
 from .settings import Settings
+from .signals import reject
 
 MEDIA_TYPE = "application/problem+json"
 """That of problems (RFC 9457 section 3)."""
@@ -93,41 +96,57 @@ def replayed(
             assert_never(impossible)
 
 
-def is_made_from(response: Response, stored: Response) -> bool:
-    """Return True if a response contains a stored one: the same status, and its body or its JSON.
+def handle_problem(state: AppState, current: Request, problem: IdempotencyError) -> Response:
+    """The response to a problem, by the application's handler for it if it has one; and its event.
 
-    In doubt it does: a streamed or encoded response cannot be compared.
+    Another error of ours is raised if the application has no handler for it.
+
+    Asked are the handlers for our own classes, as Flask would choose among them. Neither a handler for
+    all exceptions nor ``app.handle_user_exception`` is: frameworks replace the latter with one that
+    responds to unknown exceptions with 500.
     """
-    if response is stored:
-        return True
-    if response.status_code != stored.status_code:
-        return False
-    if response.is_streamed or response.direct_passthrough or response.content_encoding:
-        return True
-    return stored.get_data() in response.get_data() or _holds(
-        response.get_json(silent=True), stored.get_json(silent=True)
-    )
+    app = state.app
+    response: Response = app.make_response(app.ensure_sync(_handler_of(app, problem))(problem))
+    mark_problem(response, problem)
+    reject(app, current, problem, response.status_code)
+    return response
 
 
-def _holds(value: Any, part: Any) -> bool:
-    if value == part:
-        return part is not None
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_holds(each, part) for each in inner)
-
-
-def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
-    """The response of the handler that Flask would choose among those for our own classes.
-
-    Neither a handler for all exceptions nor ``app.handle_user_exception`` is asked: frameworks replace
-    the latter with one that responds to unknown exceptions with 500.
-    """
+def _handler_of(app: Flask, problem: IdempotencyError) -> Callable[[Any], Any]:
     for name in (*present_request().blueprints, None):
         handlers = app.error_handler_spec[name][None]
         for each in type(problem).__mro__:
             if each in handlers and issubclass(each, IdempotencyError):
-                return cast("ResponseReturnValue", app.ensure_sync(handlers[each])(problem))
+                return handlers[each]
     raise problem  # not possible: the application has our handler, or its own in place of it
+
+
+def mark_problem(response: Response, problem: IdempotencyError) -> None:
+    """Keep caches away from the response to a problem, and say when to try again."""
+    headers = response.headers
+    # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
+    if not headers.getlist("Cache-Control"):
+        headers.add("Cache-Control", "no-store")
+    if problem.retry_after is not None and not headers.getlist("Retry-After"):
+        headers.add("Retry-After", str(problem.retry_after))
+
+
+def overwrite(response: Response, problem: Response, own: Collection[str]) -> None:
+    """Turn a response that is about to be sent into that to a problem.
+
+    The headers ``own`` were the view's, and go; what the application has added above stays.
+    """
+    kept = [line for line in response.headers if line[0].lower() not in own]
+    response.direct_passthrough = False
+    response.set_data(problem.get_data())
+    response.status = problem.status
+    response.headers.clear()
+    response.headers.extend([*kept, *problem.headers])
+
+
+def is_of_cors(name: str) -> bool:
+    """Return True for a header about the origin of one request, which others get otherwise."""
+    return name.lower().startswith("access-control-")
 
 
 def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:

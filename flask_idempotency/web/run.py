@@ -24,14 +24,13 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.rows import legible
 from flask_idempotency.flask_context import present_context
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction import innermost
 
 from .app_state import AppState, app_state
-from .attempt import Attempt, raise_again
+from .attempt import Attempt
 from .identity import new_claim, new_operation
 from .options import (
     NOT_GIVEN,
@@ -40,15 +39,15 @@ from .options import (
     RunOptions,
     read_options,
 )
-from .protection import claim_or_answer
 from .request import (
-    RequestState,
+    Request,
     existing_request,
     is_in_thread_of_request,
     present_operation,
 )
 from .routes import refuse_unsupported
 from .signals import reject
+from .views import claim_or_answer
 
 STARTED = ("__main__", "__mp_main__")
 """The names of the module that was started: Python's, and that of multiprocessing in a new process."""
@@ -74,8 +73,8 @@ def run(
         )
     if not state.settings.enabled:
         return function(*args)
-    current = RequestState()  # not the request's: what happens here is not yet its response
-    current.told.began = time.monotonic()
+    current = Request()  # not the request's: what happens here is not yet its response
+    current.began = time.monotonic()
     try:
         with _alone_in_context():
             operation = new_operation(route, _read_scope(state, scope), key)
@@ -86,12 +85,13 @@ def run(
             # None: the database is unavailable, and the settings allow going on without.
             return function(*args) if entered is None else _result_of(entered)
     except (Problem, RecordBroken) as error:
-        reject(state.app, current.told, error)
+        reject(state.app, current, error)
         if (request := existing_request()) is not None:
-            request.told.has_outcome = True  # if the problem becomes its response, that has been told
+            request.has_outcome = True  # if the problem becomes its response, that has been told
         raise
     finally:
-        current.abandon(Phase.OPEN)  # an exit has struck the attempt's own end
+        if current.open_attempt is not None:
+            current.open_attempt.abandon()  # an exit has struck its own end
 
 
 @contextmanager
@@ -126,9 +126,9 @@ def _result(attempt: Attempt, state: AppState, function: Callable[..., Any], arg
         try:
             response = _response_of(state, function(*args))
         except Exception as error:
-            attempt.note_failure(error)
+            attempt.failed(error)
             raise
-        return _result_of(attempt.respond(response, after_error=raise_again, waits=False))
+        return _result_of(attempt.finish(response))
 
 
 def _read_route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:

@@ -109,8 +109,8 @@ EVERY_SIGNAL = tuple(_signals.values())
 """The others tell of something on the way."""
 
 
-class Told:
-    """What the events say of a request, or of one operation in it.
+class Subject:
+    """What the events of a request, or of one operation in it, are about.
 
     ``began`` is when the protection began with it, by ``time.monotonic()``; 0 if it is not protected.
     ``claim`` is what it asked the records for, ``attempt`` what it got.
@@ -181,41 +181,43 @@ def send(signal: NamedSignal, app: Flask, event: Event) -> None:
             log.exception("a receiver of %s failed", signal.name)
 
 
-def event_of(told: Told, **facts: Any) -> Event:
+def event_of(subject: Subject, **facts: Any) -> Event:
     """Make the event of what happens to the present request's operation."""
-    claim = told.claim
+    claim = subject.claim
     if claim is None:
-        return Event(told.name, **facts)
+        return Event(subject.name, **facts)
     digits = claim.key.hex()[:SHOWN]
-    return Event(claim.name, decided_by=told.decided_by, id=digits, **facts)
+    return Event(claim.name, decided_by=subject.decided_by, id=digits, **facts)
 
 
-def note(app: Flask, signal: NamedSignal, told: Told, level: int = INFO, **facts: Any) -> None:
+def note(app: Flask, signal: NamedSignal, subject: Subject, level: int = INFO, **facts: Any) -> None:
     """Tell what happens to the present request's operation, if anybody listens."""
     is_logged = log.logger.isEnabledFor(level)
     if not (is_logged or signal.receivers):
         return
-    event = event_of(told, **facts)
+    event = event_of(subject, **facts)
     if is_logged:
         _log(signal, event, level)
     send(signal, app, event)
 
 
-def conclude(app: Flask, signal: NamedSignal, told: Told, level: int = DEBUG, **facts: Any) -> None:
+def conclude(
+    app: Flask, signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts: Any
+) -> None:
     """Tell the present request's outcome, unless it has one.
 
     It is what ``signal`` is named for, unless ``facts`` have another.
     """
-    if not told.has_outcome:
-        told.has_outcome = True
+    if not subject.has_outcome:
+        subject.has_outcome = True
         if "error" in facts:
-            _tell_mistake(app, told.name, facts["error"])
+            _tell_mistake(app, subject.name, facts["error"])
         if not (signal.receivers or log.logger.isEnabledFor(level)):
             return
         # A view that is not protected, and raises a problem of ours, has no beginning.
-        facts.setdefault("seconds", time.monotonic() - told.began if told.began else None)
+        facts.setdefault("seconds", time.monotonic() - subject.began if subject.began else None)
         facts.setdefault("outcome", signal.name.removeprefix("operation-"))
-        note(app, signal, told, level, **facts)
+        note(app, signal, subject, level, **facts)
 
 
 def _tell_mistake(app: Flask, name: str, error: object) -> None:
@@ -239,19 +241,19 @@ def problem_type(error: Exception) -> str | None:
     return None
 
 
-def reject(app: Flask, told: Told, error: Exception, status: int | None = None) -> None:
+def reject(app: Flask, subject: Subject, error: Exception, status: int | None = None) -> None:
     """Tell that the present request is rejected with ``error``, and if the store failed, that.
 
     ``status`` is that of the response if it is not the problem's own.
     """
     # Not what a view raises that is not protected: that of the outcomes has told it.
-    if isinstance(error, StoreUnavailable) and told.began and not told.has_outcome:
-        tell_failure(app, event_of(told, attempt=told.attempt, error=error), *unavailable(error))
+    if isinstance(error, StoreUnavailable) and subject.began and not subject.has_outcome:
+        tell_failure(app, event_of(subject, attempt=subject.attempt, error=error), *unavailable(error))
     if status is None and isinstance(error, Problem):
         status = error.status
     problem = problem_type(error)
     level = ERROR if problem == "record-unreadable" else DEBUG
-    conclude(app, operation_rejected, told, level, status=status, problem=problem, error=error)
+    conclude(app, operation_rejected, subject, level, status=status, problem=problem, error=error)
 
 
 def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:

@@ -1,21 +1,58 @@
-"""``@idempotent``: the protection around a view."""
+"""``@idempotent``: the protection around a view, and what a request to one does.
+
+It claims, runs and commits, or responds at once. Everything here happens where the view would run,
+innermost: only a request that has passed every check of the application gets a replay, just as only
+such a request runs the view.
+"""
 
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from flask import views
+import flask
+from flask import Response, views
 
-from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.session.operation import in_thread
+from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Interrupted, Settled
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    NotAtomic,
+    Problem,
+    StoreUnavailable,
+)
+from flask_idempotency.core.logs import log
+from flask_idempotency.core.machine import Phase
+from flask_idempotency.core.ports import Records, Unlocked
+from flask_idempotency.core.records import Claim
+from flask_idempotency.flask_context import functions_after_request, needed_app, needed_request
+from flask_idempotency.session.joining import connection_of_test, refuse_inside, to_continue
+from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
+from flask_idempotency.session.operation import Operation, in_thread, running_operation
 
-from .attempt import Attempt
+from .app_state import AppState, app_state
+from .attempt import AtomicAttempt, Attempt, LeasedAttempt
+from .identity import found_for_old, identify, request_claim
+from .observe import Observed, observe
 from .options import Route, RouteOptions, read_options
-from .protection import enter
-from .routes import ROUTE, note_decorated
+from .request import Request, is_outermost_request, this_request
+from .response import handle_problem, replay, replayed
+from .routes import ROUTE, note_decorated, refuse_unsupported
+from .signals import (
+    conclude,
+    event_of,
+    note,
+    operation_interrupted,
+    operation_replayed,
+    operation_unprotected,
+    reject,
+    tell_failure,
+    unavailable,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,17 +112,15 @@ def protected(view: View, route: Route) -> View:
         @wraps(view)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
             entered = enter(route, view)
-            if not isinstance(entered, Attempt):
+            if entered is None or isinstance(entered, Response):
                 return await view(*args, **kwargs) if entered is None else entered
             with entered:
                 try:
                     result = await view(*args, **kwargs)
                 except Exception as error:
-                    if entered.hand_up():
-                        raise
-                    # An error handler may be async too, and cannot run in this thread's event loop.
-                    return await in_thread(entered.fail, error)
-                return await in_thread(entered.respond, result)
+                    return await in_thread(entered.raised, error)
+                # What the view registered may be async, too, and cannot run in this event loop.
+                return await in_thread(entered.returned, result)
 
         wrapper: Callable[..., Any] = async_wrapper
     else:
@@ -93,17 +128,191 @@ def protected(view: View, route: Route) -> View:
         @wraps(view)
         def sync_wrapper(*args: Any, **kwargs: Any) -> Any:
             entered = enter(route, view)
-            if not isinstance(entered, Attempt):
+            if entered is None or isinstance(entered, Response):
                 return view(*args, **kwargs) if entered is None else entered
             with entered:
                 try:
                     result = view(*args, **kwargs)
                 except Exception as error:
-                    if entered.hand_up():
-                        raise
-                    return entered.fail(error)
-                return entered.respond(result)
+                    return entered.raised(error)
+                return entered.returned(result)
 
         wrapper = sync_wrapper
     setattr(wrapper, ROUTE, route)
     return cast("View", wrapper)
+
+
+def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
+    """Begin the present request: return what to run in, a response, or None to run unprotected.
+
+    ``view`` is the function that ``route`` protects. A problem is a response; raises all other errors.
+    """
+    app = needed_app()
+    state: AppState = app.extensions.get("idempotency") or app_state(app)
+    current = this_request()
+    if (earlier := current.open_attempt) is not None and earlier.phase is Phase.AWAITING:
+        earlier.unanswered(None)  # a decorator has caught its error, and calls the view once more
+    if earlier is not None and earlier.phase is Phase.WAITING:
+        raise NotAtomic(
+            "a second idempotent view was called in one request while the first one had left"
+            " uncommitted changes in db.session: commit them in the first one"
+        )
+    if running_operation() is not None or not state.settings.enabled:
+        return None  # an idempotent function that an idempotent view calls is part of it
+    request = needed_request()
+    known = current.route
+    is_view = known is not None and known.given is route
+    found = known if is_view else _unseen(route, request, state)
+    if found is None:
+        return None
+    if not found.enforce:
+        return observe(state, found, current, request)
+    try:
+        return _enter(state, found, current, request, view, is_view)
+    except Problem as problem:
+        return handle_problem(state, current, problem)
+    except Exception as error:
+        reject(state.app, current, error)  # such as the application's 413
+        raise
+
+
+def _enter(
+    state: AppState,
+    route: Route,
+    current: Request,
+    request: flask.Request,
+    view: object,
+    is_view: bool,
+) -> Attempt | Response | None:
+    operation = identify(request, state, route, current)
+    if operation is None:
+        if not current.skipped:
+            conclude(state.app, operation_unprotected, current)
+        return None
+    if current.entered.get((operation.name, operation.key), view) != view:
+        raise _shared_name(operation)
+    claim = request_claim(request, state, route, current, operation)
+    entered = claim_or_answer(state, route, current, operation, claim)
+    if entered is not None:  # what runs unprotected may call others that do
+        current.entered = {**current.entered, (operation.name, operation.key): view}
+    if isinstance(entered, Attempt):
+        entered.watch(functions_after_request(), is_view=is_view)
+    return entered
+
+
+def _unseen(route: Route, request: flask.Request, state: AppState) -> Route | None:
+    """The options of a function that a view calls, or of a request that the hooks have not seen.
+
+    None if they leave the request's method out.
+    """
+    if not route.applies_to(request.method):
+        return None
+    route = route.resolved(state.settings, state.scope, request.endpoint or "")
+    if route.enforce:
+        refuse_unsupported(state, route, route.name)
+    return route
+
+
+def _shared_name(operation: Operation) -> ConfigurationError:
+    """The error for another function of this request that would be the same operation."""
+    return ConfigurationError(
+        f"two idempotent functions of one request are both the operation {operation.name!r}, so the"
+        " second would get the first one's response: give one of them a name of its own,"
+        " @idempotent(name=...)"
+    )
+
+
+def claim_or_answer(
+    state: AppState,
+    route: Route,
+    current: Request,
+    operation: Operation,
+    claim: Claim,
+) -> Attempt | Response | None:
+    """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
+    current.claim = claim
+    try:
+        records, engine, claim = _placed(state, route, operation, claim)
+        found = found_for_old(records, route, operation, claim)
+        decision = engine.decide(claim, route.wait, on_interrupted=route.on_interrupted, found=found)
+    except NotAtomic:
+        if route.atomic and is_outermost_request():
+            undo(state.sessions.present())  # nobody commits what was to commit with the view
+        raise
+    except StoreUnavailable as error:
+        if state.settings.on_store_error != "allow":
+            raise
+        _go_unprotected(state, current, error)
+        return None
+    if isinstance(decision, Claimed):
+        kind = AtomicAttempt if route.atomic else LeasedAttempt
+        return kind(state, route, current, operation, decision.execution).open()
+    return _answer(state, route, current, operation, claim, decision)
+
+
+def _placed(
+    state: AppState, route: Route, operation: Operation, claim: Claim
+) -> tuple[Records, DecisionEngine, Claim]:
+    """Where to claim, and the connection whose transaction an atomic operation is to continue."""
+    if state.in_test is not None and (test := connection_of_test(state)) is not None:
+        records = state.in_test(test)
+        engine = DecisionEngine(records, Unlocked(), state.sealer, time)
+        return records, engine, replace(claim, connection=test)
+    if state.sessions.engines[state.bind_key] is not state.database:
+        state.refuse_replaced()
+    return state.records, state.engine, _continuing(state, route, operation, claim)
+
+
+def _continuing(state: AppState, route: Route, operation: Operation, claim: Claim) -> Claim:
+    if route.atomic:
+        connection = to_continue(state, route.other_binds)
+        return claim if connection is None else replace(claim, connection=connection)
+    if state.blocks_records():
+        raise NotAtomic(
+            f"db.session had uncommitted writes when {operation.name} began. Until they are committed,"
+            " SQLite lets nobody else write, not even the record: commit them before the operation"
+        )
+    if not is_outermost_request():
+        refuse_inside(state)
+        if waits_for_commit(state.sessions.present()):
+            refuse_changes(f"a view's request to its own application for {operation.name}")
+    return claim
+
+
+def _go_unprotected(state: AppState, current: Request, error: StoreUnavailable) -> None:
+    """The settings let the operation run without protection while the store is unavailable."""
+    tell_failure(state.app, event_of(current, error=error), *unavailable(error))
+    conclude(state.app, operation_unprotected, current, logging.ERROR, problem=error.type)
+
+
+def _answer(
+    state: AppState,
+    route: Route,
+    current: Request,
+    operation: Operation,
+    claim: Claim,
+    settled: Settled,
+) -> Response:
+    """The response about an operation that is not ours to run. Raises a :class:`Problem` otherwise."""
+    match settled:
+        case Interrupted():
+            note(state.app, operation_interrupted, current, logging.ERROR)
+        case InProgress(by_lock=True):
+            current.decided_by = "lock"
+    found = replayed(settled, route, operation, claim, state.last_seconds.get(operation.name, 0.0))
+    if found.incomparable is not None:
+        log.warning(
+            "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"
+            " the stored response is replayed",
+            operation.name,
+            found.incomparable.origin,
+            claim.fingerprint.origin,
+        )
+    if state.tracing is not None:
+        state.tracing.link(found.response)
+    response = replay(state.app, found.response)
+    current.is_replay = True
+    conclude(
+        state.app, operation_replayed, current, attempt=found.attempt, status=found.response.status
+    )
+    return response

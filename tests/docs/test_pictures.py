@@ -13,7 +13,6 @@ from flask_idempotency.core.machine import Situation
 from flask_idempotency.core.storable import NOT_STORED
 from flask_idempotency.web.settings import SETTINGS
 from tests.docs.pages import PAGES, ROOT
-from tests.unit.test_architecture import ROOMS, WEB
 
 PICTURES = sorted((ROOT / "docs/pictures").glob("*.svg"))
 SCREENSHOTS = sorted((ROOT / "docs/figures").glob("*.png"))
@@ -89,13 +88,6 @@ def test_each_store_can_be_chosen():
     columns = (ROOT / "docs/stores.md").read_text(encoding="utf-8").partition("\n| | ")[2]
     named = re.findall(r"`(\w+)`", columns.partition("\n")[0])
     assert sorted(texts("which-store", "store")) == sorted(named)
-
-
-def test_the_rooms_are_those_of_the_house():
-    rooms = {room.split("/")[0] for room in texts("house", "room")}
-    assert rooms <= ROOMS.keys()
-    in_web = {room.split("/")[1] for room in texts("house", "room") if room.startswith("web/")}
-    assert in_web <= set().union(*WEB)
 
 
 def test_the_killed_worker_leaves_two_payments_without_and_one_with():

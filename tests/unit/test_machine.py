@@ -83,9 +83,9 @@ def test_the_table_holds_nothing_else():
 
 @pytest.mark.parametrize(("phase", "following"), list(product(Phase, Phase)))
 def test_every_pair_of_phases_of_an_attempt(phase, following):
-    back = phase in (Phase.ABOVE, Phase.WAITING) and following is Phase.IN_VIEW
-    begins = (phase, following) in [(Phase.OPEN, Phase.IN_VIEW), (Phase.OPEN, Phase.WAITING)]
-    leaves = phase is Phase.IN_VIEW and following in (Phase.ABOVE, Phase.WAITING)
+    back = phase in (Phase.AWAITING, Phase.WAITING) and following is Phase.IN_VIEW
+    begins = (phase, following) == (Phase.OPEN, Phase.IN_VIEW)
+    leaves = phase is Phase.IN_VIEW and following in (Phase.AWAITING, Phase.WAITING)
     ends = phase is not Phase.OVER and following is Phase.OVER
     is_abandoned = phase not in (Phase.OPEN, Phase.OVER) and following is Phase.OPEN
     assert (following in FOLLOWS[phase]) is (back or begins or leaves or ends or is_abandoned)

@@ -1,7 +1,7 @@
 """Which answers are kept, and that the view's writes are there if and only if its answer is."""
 
 import pytest
-from flask import abort, request
+from flask import abort
 
 from flask_idempotency import current_operation, idempotent
 
@@ -168,28 +168,6 @@ def test_an_exit_above_the_view_keeps_nothing_and_passes_as_it_is(app, world):
     assert world.count() == 0
     assert world.post().status_code == 201
     assert world.count() == 1
-
-
-def test_flask_is_given_a_teardown_function_only_once_a_response_waits_above_its_view(app, world):
-    @app.post("/payments")
-    @idempotent
-    def pay():
-        world.db.session.add(world.Payment(amount=5))
-        if "commit" in request.args:
-            world.db.session.commit()
-        return {}, 201
-
-    @app.after_request
-    def commit(response):
-        world.db.session.commit()
-        return response
-
-    functions = app.teardown_request_funcs
-    assert world.post("/payments?commit=1").status_code == 201
-    assert not functions.get(None)
-    for key in "key-2", "key-3":
-        assert world.post(key=key).status_code == 201
-        assert len(functions[None]) == 1
 
 
 def test_a_generator_that_fails_on_its_way_keeps_nothing(app, world):

@@ -61,19 +61,6 @@ def test_a_handler_of_problems_can_read_its_members_and_tells_a_client_nothing(s
     assert response.json == ["about:blank", "The request could not be served.", None]
 
 
-def test_the_functions_after_the_request_see_what_the_handler_made(shop):
-    seen = []
-
-    @shop.app.after_request
-    def note(response):
-        seen.append(response.status_code)
-        return response
-
-    shop.app.register_error_handler(Exception, lambda error: ("ours", 418))
-    assert shop.post().status_code == 418
-    assert seen[-1] == 418
-
-
 def test_without_a_handler_it_is_flasks(shop, caplog):
     assert shop.post().status_code == 500
     assert any(record.exc_info and record.exc_info[0] is NotAtomic for record in caplog.records)
