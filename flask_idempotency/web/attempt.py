@@ -18,6 +18,7 @@ from dataclasses import replace
 from logging import ERROR, INFO
 from typing import Any, cast
 
+from blinker import NamedSignal
 from flask import Response
 
 from flask_idempotency.core.engine import Execution
@@ -56,8 +57,9 @@ _NOT_KNOWN_YET = "The outcome is not known yet; try again with the same key."
 
 
 class Attempt:
-    """One run of the view. A context manager: whatever leaves it ends an attempt that is not over.
+    """One run of a view, in the transaction that holds the record's row.
 
+    A context manager: whatever leaves it ends an attempt that is not over.
     ``open`` comes first and may respond at once. The view runs in the context. ``returned`` or
     ``raised`` takes what came of it, and returns the response; ``finish`` and ``failed`` do the same
     for ``run()``, whose errors go to its caller. ``phase`` says where the attempt is:
@@ -67,6 +69,9 @@ class Attempt:
     Where a commit above the view may still follow, the response waits for ``complete``, at the end of
     the request.
     """
+
+    _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
+    _commits: int | None = None  # how many there were when the view raised its error
 
     def __init__(
         self,
@@ -161,7 +166,6 @@ class Attempt:
             if isinstance(error, Problem):
                 return self.returned(handle_problem(self._state, self._current, error))
             if self._is_view:
-                self._note_raised()
                 self._go(Phase.AWAITING)
             else:
                 self._warn_undone(None)
@@ -246,10 +250,6 @@ class Attempt:
             self._tell_end()
         self._error = None
 
-    def has_committed(self) -> bool:
-        """Return True if :meth:`abandon` undoes something that the view has committed."""
-        return False
-
     def _made(self, result: Any) -> tuple[Response, StoredResponse]:
         """The response of what the view returned, and what is to be stored of it."""
         app = self._state.app
@@ -288,55 +288,6 @@ class Attempt:
         self.abandon()
         return handle_problem(self._state, self._current, error)
 
-    def _warn_undone(self, status: int | None) -> None:
-        """Say that what was committed is undone, if that may surprise: not where a view has failed."""
-        if self.has_committed() and (status is None or status < 500 or self._has_committed_since()):
-            warn_undone(self._operation.name, status)
-
-    def _note_raised(self) -> None:
-        """From here on an error handler of the application may commit something of its own."""
-
-    def _has_committed_since(self) -> bool:
-        return False
-
-    def _open(self) -> Response | None:
-        raise NotImplementedError
-
-    def _judge(self, error: Exception) -> None:
-        """Raise what the view's ``error`` means for the operation, if that is another error."""
-        raise NotImplementedError
-
-    def _fail(self, error: BaseException | None) -> None:
-        """Nothing makes a response of ``error``: store that, if failures are stored."""
-        raise NotImplementedError
-
-    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
-        """End the view's part, and :meth:`_commit`. ``is_settled`` is what :meth:`_is_settled` says."""
-        raise NotImplementedError
-
-    def _release(self) -> None:
-        """End the attempt without a stored response: the same key may try again."""
-        raise NotImplementedError
-
-    def _abandon(self) -> None:
-        """Undo what can be undone, and let go of the record."""
-        raise NotImplementedError
-
-    def _tell_end(self) -> None:
-        """Tell the outcome of an attempt that was abandoned."""
-        raise NotImplementedError
-
-    def _is_undone(self, _status: int) -> bool:
-        """Return True if what the view left for a commit above it was dropped there.
-
-        Or if nobody has committed it, and the response that is sent, of this status, says so.
-        """
-        return False
-
-    def _is_settled(self) -> bool:
-        """Return True if the view has left nothing that a commit above it could be meant for."""
-        raise NotImplementedError
-
     def _commit(self, stored: StoredResponse) -> None:
         """Store the response; then tell everybody who waits for that."""
         state, operation = self._state, self._operation
@@ -346,49 +297,41 @@ class Attempt:
         self._go(Phase.OVER)
         seconds = time.monotonic() - self._started
         state.last_seconds[operation.name] = seconds
-        facts: dict[str, Any] = {"attempt": operation.attempt, "status": stored.status}
-        conclude(
-            state.app, operation_executed, self._current, seconds=seconds, **facts, **self._failure
-        )
+        self._conclude(operation_executed, status=stored.status, seconds=seconds, **self._failure)
         if operation.after_commit:
             call_all(operation.after_commit, f"operation {operation.name}")
 
+    def _conclude(self, signal: NamedSignal, **facts: Any) -> None:
+        facts["attempt"] = self._operation.attempt
+        conclude(self._state.app, signal, self._current, **facts)
 
-class AtomicAttempt(Attempt):
-    """Runs the view inside the transaction that holds the record's row."""
+    # What another kind of attempt does otherwise.
 
-    _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
-    _commits: int | None = None  # how many there were when the view raised its error
-
-    def has_committed(self) -> bool:
-        """See :class:`Attempt`."""
-        return bool(self._joined.transaction.wrote)
-
-    def _note_raised(self) -> None:
-        self._commits = self._joined.transaction.commits
-
-    def _has_committed_since(self) -> bool:
-        return self._commits is not None and self._joined.transaction.commits > self._commits
-
-    def _open(self) -> None:
+    def _open(self) -> Response | None:
         hold = self._execution.hold
         self._joined = OpenTransaction(self._state, self._operation, hold, self._route.other_binds)
+        return None
 
     def _judge(self, error: Exception) -> None:
+        """Raise what the view's ``error`` means for the operation, if that is another error."""
+        self._commits = self._joined.transaction.commits
         self._joined.raise_if_uncommittable(error)
 
     def _fail(self, error: BaseException | None) -> None:
-        """Nothing is stored, and everything is rolled back."""
+        """Nothing makes a response of ``error``: store that, where failures are stored."""
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
+        """End the view's part, and :meth:`_commit`. ``is_settled`` is what :meth:`_is_settled` says."""
         self._joined.let_go(stored.status, is_settled=is_settled)
         self._commit(stored)
 
     def _release(self) -> None:
+        """End the attempt without a stored response: the same key may try again."""
         self._joined.raise_if_uncommittable(None)
         self.abandon()
 
     def _abandon(self) -> None:
+        """Undo what can be undone, and let go of the record."""
         try:
             if self._joined is not None:
                 self._joined.end()
@@ -396,14 +339,29 @@ class AtomicAttempt(Attempt):
             self._execution.abandon()
 
     def _tell_end(self) -> None:
-        facts: dict[str, Any] = {"attempt": self._operation.attempt, "error": self._error}
-        conclude(self._state.app, operation_rejected, self._current, outcome="rolled_back", **facts)
+        """Tell the outcome of an attempt that was abandoned."""
+        self._conclude(operation_rejected, outcome="rolled_back", error=self._error)
 
     def _is_settled(self) -> bool:
+        """Return True if the view has left nothing that a commit above it could be meant for."""
         return self._joined.is_settled()
 
     def _is_undone(self, status: int) -> bool:
+        """Return True if what the view left for a commit above it was dropped there.
+
+        Or if nobody has committed it, and the response that is sent, of this ``status``, says so.
+        """
         return self._joined.is_undone() or (status >= 400 and self._joined.has_leftovers())
+
+    def _warn_undone(self, status: int | None) -> None:
+        """Say that what was committed is undone, if that may surprise: not where a view has failed.
+
+        But what an error handler has committed is its own.
+        """
+        found = self._joined.transaction
+        is_handlers = self._commits is not None and found.commits > self._commits
+        if found.wrote and (status is None or status < 500 or is_handlers):
+            warn_undone(self._operation.name, status)
 
 
 class LeasedAttempt(Attempt):
@@ -479,8 +437,7 @@ class LeasedAttempt(Attempt):
             self.abandon()  # it stays interrupted
             return
         self._execution.release()
-        facts: dict[str, Any] = {"outcome": "released", "attempt": self._operation.attempt}
-        conclude(self._state.app, operation_rejected, self._current, **facts)
+        self._conclude(operation_rejected, outcome="released")
 
     def _is_unknown(self) -> bool:
         """Return True if nobody knows what an earlier attempt has done, whatever this one did."""
@@ -505,8 +462,13 @@ class LeasedAttempt(Attempt):
 
     def _tell_end(self) -> None:
         level = ERROR if self._route.on_interrupted == "hold" else INFO
-        facts: dict[str, Any] = {"attempt": self._operation.attempt, "error": self._error}
-        conclude(self._state.app, operation_interrupted, self._current, level, **facts)
+        self._conclude(operation_interrupted, level=level, error=self._error)
 
     def _is_settled(self) -> bool:
         return not waits_for_commit(self._state.sessions.present())
+
+    def _is_undone(self, _status: int) -> bool:
+        return False
+
+    def _warn_undone(self, _status: int | None) -> None:
+        """Nothing is undone."""

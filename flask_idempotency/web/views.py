@@ -35,7 +35,7 @@ from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_
 from flask_idempotency.session.operation import Operation, in_thread, running_operation
 
 from .app_state import AppState, app_state
-from .attempt import AtomicAttempt, Attempt, LeasedAttempt
+from .attempt import Attempt, LeasedAttempt
 from .identity import found_for_old, identify, request_claim
 from .observe import Observed, observe
 from .options import Route, RouteOptions, read_options
@@ -245,7 +245,7 @@ def claim_or_answer(
         _go_unprotected(state, current, error)
         return None
     if isinstance(decision, Claimed):
-        kind = AtomicAttempt if route.atomic else LeasedAttempt
+        kind = Attempt if route.atomic else LeasedAttempt
         return kind(state, route, current, operation, decision.execution).open()
     return _answer(state, route, current, operation, claim, decision)
 
