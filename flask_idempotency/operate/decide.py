@@ -29,7 +29,7 @@ from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.stores.admin import AuditEntry, Line, Verdict
 from flask_idempotency.web.app_state import AppState
-from flask_idempotency.web.response import capture, lasting_response
+from flask_idempotency.web.response import capture, problem_response
 from flask_idempotency.web.routes import protected_routes
 
 from .find import admin, find
@@ -178,7 +178,7 @@ def tell(entry: AuditEntry, origin: str, *, level: int = logging.WARNING, **fact
 def failure(state: AppState) -> Response:
     """Return the response of an operation that shall not run again."""
     problem = OperationFailed("The operation was interrupted, and will not be run again.")
-    return lasting_response(state.app, problem, state.settings)
+    return problem_response(state.app, problem, state.settings)
 
 
 def given_response(

@@ -42,7 +42,7 @@ from flask_idempotency.session.stray import warn_undone
 from .app_state import AppState
 from .options import Route
 from .request import Request
-from .response import capture, handle_problem, is_of_cors, lasting_response, overwrite
+from .response import capture, handle_problem, is_of_cors, overwrite, problem_response
 from .signals import (
     conclude,
     note,
@@ -416,7 +416,7 @@ class LeasedAttempt(Attempt):
 
     def _fail(self, error: BaseException | None) -> None:
         problem = OperationFailed(f"The operation failed with {type(error).__name__}.")
-        response = lasting_response(self._state.app, problem, self._state.settings)
+        response = problem_response(self._state.app, problem, self._state.settings)
         self._complete(capture(response, self._state.settings), False)
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:

@@ -29,7 +29,7 @@ from .environment import warn_if_short
 from .identity import prepare
 from .options import NOT_GIVEN, SAFE_METHODS, Route
 from .request import Request, begin_request, existing_request, is_home
-from .response import mark_problem, problem_response
+from .response import problem_response
 from .routes import (
     ROUTE,
     covering_route,
@@ -135,9 +135,7 @@ class Hooks:
         """The response to a problem. Our other errors go where they would without this handler."""
         app = self._state.app
         if isinstance(error, Problem):
-            response = problem_response(app, error, self._state.settings)
-            mark_problem(response, error)  # it may come from a function before the view
-            return response
+            return problem_response(app, error, self._state.settings)
         handlers = app.error_handler_spec[None][None]
         for kind in type(error).__mro__:
             handler = handlers.get(kind)

@@ -85,7 +85,7 @@ def begin_request(request: Any) -> Request:
     The application context remembers the first: a view's own requests share it.
     """
     context, thread = present_context(), get_ident()
-    context.setdefault(_OUTERMOST, (request, thread))
+    context.setdefault(_OUTERMOST, request)
     ours = request._flask_idempotency = Request()  # noqa: SLF001
     ours.is_dispatched, ours.home = True, (id(context), thread)
     return ours
@@ -156,8 +156,7 @@ def _is_handled(error: Exception) -> bool:
 
 def is_outermost_request() -> bool:
     """Return True if the session of the present request is not that of a view that made it."""
-    outermost, _thread = present_context().get(_OUTERMOST, (None, None))
-    return outermost is present_request()
+    return present_context().get(_OUTERMOST) is present_request()
 
 
 def is_in_thread_of_request() -> bool:
@@ -165,8 +164,8 @@ def is_in_thread_of_request() -> bool:
 
     An async view is not: its event loop may be in a thread of its own, but the request waits for it.
     """
-    outermost, thread = present_context().get(_OUTERMOST, (None, None))
-    if outermost is None or outermost is not present_request() or thread == get_ident():
+    ours = existing_request()
+    if ours is None or ours.home is None or is_home(ours) or ours.home[0] != id(present_context()):
         return False
     return asyncio._get_running_loop() is None  # noqa: SLF001 -- in asyncio's own __all__
 

@@ -160,11 +160,5 @@ def problem_response(app: Flask, problem: Problem, settings: Settings) -> Respon
     response = app.response_class(json.dumps(members), status=problem.status, content_type=MEDIA_TYPE)
     if isinstance(problem, ResponseNotKept):
         response.headers.extend(problem.headers)
-    return response
-
-
-def lasting_response(app: Flask, problem: Problem, settings: Settings) -> Response:
-    """The response for a problem that is stored: replays of it are not to be cached either."""
-    response = problem_response(app, problem, settings)
-    response.headers["Cache-Control"] = "no-store"
+    mark_problem(response, problem)
     return response
