@@ -41,7 +41,7 @@ from flask_idempotency.session.stray import warn_undone
 
 from .app_state import AppState
 from .options import Route
-from .request import Request
+from .request import Request, watch_end
 from .response import capture, handle_problem, is_of_cors, overwrite, problem_response
 from .signals import (
     conclude,
@@ -112,13 +112,15 @@ class Attempt:
         ``is_view``: Flask itself has called this view, so what it makes of an error is the response.
         """
         self._is_view = is_view
-        if is_view:
-            registered.insert(0, self._capture)
         self._registered, self._outside = registered, len(registered)
 
     def __enter__(self) -> Attempt:
-        self._go(Phase.IN_VIEW)
-        return self
+        try:
+            self._go(Phase.IN_VIEW)
+            return self
+        except BaseException:  # an exit: then there is no end of the context
+            self.abandon()
+            raise
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._error = error or self._error
@@ -167,6 +169,9 @@ class Attempt:
                 return self.returned(handle_problem(self._state, self._current, error))
             if self._is_view:
                 self._go(Phase.AWAITING)
+                self._registered.insert(0, self._capture)  # Flask runs it before all others
+                self._outside += 1
+                watch_end(self._state.app)
             else:
                 self._warn_undone(None)
                 self._fail(error)
@@ -278,6 +283,7 @@ class Attempt:
                 self._waiting = stored
                 self._own = frozenset(name.lower() for name, _ in response.headers)
                 self._go(Phase.WAITING)
+                watch_end(self._state.app)
         except Problem as problem:
             return self._reject(problem)
         return response

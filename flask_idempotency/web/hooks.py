@@ -7,7 +7,8 @@
 * ``after_request``, after all others: completes what waits for a commit above the view, and lets some
   responses be followed by a purge.
 * ``got_request_exception``: what waits there is not stored after an error that nobody handled.
-* ``teardown_request``: ends what Flask made no response of, also when the worker has to exit.
+* ``teardown_request``: ends what Flask made no response of, also when the worker has to exit
+  (:func:`~.request.watch_end`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 
 import flask
 from flask import Flask, Response, got_request_exception
-from flask.typing import ResponseReturnValue
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, Problem
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
@@ -28,8 +28,8 @@ from .app_state import AppState
 from .environment import warn_if_short
 from .identity import prepare
 from .options import NOT_GIVEN, SAFE_METHODS, Route
-from .request import Request, begin_request, existing_request, is_home
-from .response import problem_response
+from .request import Request, begin_request, existing_request
+from .response import answer
 from .routes import (
     ROUTE,
     covering_route,
@@ -61,12 +61,11 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     app.url_value_preprocessors.setdefault(None, []).insert(0, hooks.before)
     # Flask runs these from the last to the first, so ours come after all others.
     app.after_request_funcs.setdefault(None, []).insert(0, after)
-    app.teardown_request_funcs.setdefault(None, []).insert(0, end)
     got_request_exception.connect(end_waiting, app)
     handlers = app.error_handler_spec[None][None]
     # On the base class: the application's own handler for any class below it is more exact and wins.
     if IdempotencyError not in handlers:
-        app.register_error_handler(IdempotencyError, hooks.answer)
+        app.register_error_handler(IdempotencyError, answer)
 
 
 def end_waiting(_app: Flask, **_what: Any) -> None:
@@ -75,20 +74,6 @@ def end_waiting(_app: Flask, **_what: Any) -> None:
     attempt = None if current is None else current.open_attempt
     if attempt is not None and attempt.phase is Phase.WAITING:
         attempt.abandon()
-
-
-def end(error: BaseException | None) -> None:
-    """End what the request leaves open, and tell what was only observed.
-
-    A copy of its context, in a thread that the view started, ends nothing.
-    """
-    current = existing_request()
-    if current is None or not is_home(current):
-        return
-    if current.open_attempt is not None:
-        current.open_attempt.unanswered(error)
-    if current.observation is not None:
-        current.end_observation(None, error)
 
 
 class Hooks:
@@ -130,18 +115,6 @@ class Hooks:
         if current.is_replay and not headers.getlist("Cache-Control"):
             headers.add("Cache-Control", "no-store")
         return response
-
-    def answer(self, error: IdempotencyError) -> ResponseReturnValue:
-        """The response to a problem. Our other errors go where they would without this handler."""
-        app = self._state.app
-        if isinstance(error, Problem):
-            return problem_response(app, error, self._state.settings)
-        handlers = app.error_handler_spec[None][None]
-        for kind in type(error).__mro__:
-            handler = handlers.get(kind)
-            if handler is not None and handler != self.answer:
-                return app.ensure_sync(handler)(error)  # type: ignore[no-any-return]
-        raise error
 
     def _route(self, endpoint: str, method: str) -> Route | None:
         """The endpoint's options if it is protected; protects it now if ``protect`` covers it."""

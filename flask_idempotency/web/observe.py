@@ -47,7 +47,7 @@ from .identity import (
     request_claim,
 )
 from .options import Route
-from .request import Request
+from .request import Request, watch_end
 from .response import replayed
 from .signals import conclude, event_of, operation_observed, problem_type, tell_failure
 
@@ -69,6 +69,7 @@ def observe(state: AppState, route: Route, current: Request, request: flask.Requ
     if current.skipped:
         return None
     current.observation = observed
+    watch_end(state.app)
     return observed
 
 

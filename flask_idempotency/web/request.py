@@ -10,11 +10,12 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from flask import current_app
+from flask import Flask, current_app
 from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
@@ -62,9 +63,12 @@ class Request(Subject):
 
     def begin(self, route: Route) -> bool:
         """From now on this is about an operation of ``route``; False if that is so already."""
+        is_known = self.looked_for is route.given
+        if is_known and self.claim is None and not self.has_outcome:
+            return False
         self.name, self.began, self.has_outcome = route.name, time.monotonic(), False
         self.claim = self.attempt = None
-        if self.looked_for is route.given:
+        if is_known:
             return False
         self.looked_for, self.skipped, self.may_be_inside = route.given, False, False
         self.key = self.field = self.refusal = None
@@ -98,9 +102,10 @@ def is_home(ours: Request) -> bool:
 
 def this_request() -> Request:
     """Ours of the present request, or outside of one, of the present application context."""
-    ours = existing_request()
-    if ours is None:
-        home = present_request() or present_context()
+    home = present_request() or present_context()
+    try:
+        ours: Request = home._flask_idempotency  # noqa: SLF001
+    except AttributeError:
         ours = home._flask_idempotency = Request()  # noqa: SLF001
     return ours
 
@@ -152,6 +157,38 @@ def _is_handled(error: Exception) -> bool:
     blueprints = getattr(present_request(), "blueprints", ())
     handlers = [current_app.error_handler_spec[name][None] for name in (*blueprints, None)]
     return any(kind in each for each in handlers for kind in type(error).__mro__)
+
+
+def abandon_struck() -> None:
+    """Abandon an attempt that an exit has struck before its own context, or at its end."""
+    current = existing_request()
+    attempt = None if current is None else current.open_attempt
+    if attempt is not None and attempt.phase is Phase.OPEN:
+        attempt.abandon()
+
+
+def watch_end(app: Flask) -> None:
+    """Let the end of each request be watched, from the first on that leaves something open until then.
+
+    Not before: most applications have none, and Flask asks a lot about each function it calls.
+    """
+    functions = app.teardown_request_funcs
+    if _end not in functions.get(None, ()):
+        functions[None] = [_end, *functions.get(None, ())]  # a thread may be in the list itself
+
+
+def _end(error: BaseException | None) -> None:
+    """End what the request leaves open, and tell what was only observed.
+
+    A copy of its context, in a thread that the view started, ends nothing.
+    """
+    current = existing_request()
+    if current is None or not is_home(current):
+        return
+    if current.open_attempt is not None:
+        current.open_attempt.unanswered(error)
+    if current.observation is not None:
+        current.end_observation(None, error)
 
 
 def is_outermost_request() -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from flask import Flask, Response
+from flask.typing import ResponseReturnValue
 
 from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
 from flask_idempotency.core.errors import (
@@ -22,10 +23,10 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
-from flask_idempotency.flask_context import present_request
+from flask_idempotency.flask_context import needed_app, present_request
 from flask_idempotency.session.operation import Operation
 
-from .app_state import AppState
+from .app_state import AppState, app_state
 from .options import Route
 from .request import Request
 from .settings import Settings
@@ -106,8 +107,12 @@ def handle_problem(state: AppState, current: Request, problem: IdempotencyError)
     responds to unknown exceptions with 500.
     """
     app = state.app
-    response: Response = app.make_response(app.ensure_sync(_handler_of(app, problem))(problem))
-    mark_problem(response, problem)
+    handler = _handler_of(app, problem)
+    if handler is answer and isinstance(problem, Problem):
+        response = problem_response(app, problem, state.settings)
+    else:
+        response = app.make_response(app.ensure_sync(handler)(problem))
+        _mark(response, problem)
     reject(app, current, problem, response.status_code)
     return response
 
@@ -121,8 +126,21 @@ def _handler_of(app: Flask, problem: IdempotencyError) -> Callable[[Any], Any]:
     raise problem  # not possible: the application has our handler, or its own in place of it
 
 
-def mark_problem(response: Response, problem: IdempotencyError) -> None:
-    """Keep caches away from the response to a problem, and say when to try again."""
+def answer(error: IdempotencyError) -> ResponseReturnValue:
+    """Our own error handler: the response to a problem. Other errors go where they would without it."""
+    state = app_state(needed_app())
+    if isinstance(error, Problem):
+        return problem_response(state.app, error, state.settings)
+    handlers = state.app.error_handler_spec[None][None]
+    for kind in type(error).__mro__:
+        handler = handlers.get(kind)
+        if handler is not None and handler is not answer:
+            return state.app.ensure_sync(handler)(error)  # type: ignore[no-any-return]
+    raise error
+
+
+def _mark(response: Response, problem: IdempotencyError) -> None:
+    """Keep caches away from a response that the application has made, and say when to try again."""
     headers = response.headers
     # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
     if not headers.getlist("Cache-Control"):
@@ -157,8 +175,10 @@ def problem_response(app: Flask, problem: Problem, settings: Settings) -> Respon
         "status": problem.status,
         "detail": problem.detail,
     }
-    response = app.response_class(json.dumps(members), status=problem.status, content_type=MEDIA_TYPE)
+    headers = [("Cache-Control", "no-store")]
+    if problem.retry_after is not None:
+        headers.append(("Retry-After", str(problem.retry_after)))
     if isinstance(problem, ResponseNotKept):
-        response.headers.extend(problem.headers)
-    mark_problem(response, problem)
-    return response
+        headers += problem.headers
+    status = problem.status
+    return app.response_class(json.dumps(members), status, headers, content_type=MEDIA_TYPE)

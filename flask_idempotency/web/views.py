@@ -39,7 +39,7 @@ from .attempt import Attempt, LeasedAttempt
 from .identity import found_for_old, identify, request_claim
 from .observe import Observed, observe
 from .options import Route, RouteOptions, read_options
-from .request import Request, is_outermost_request, this_request
+from .request import Request, abandon_struck, is_outermost_request, this_request
 from .response import handle_problem, replay, replayed
 from .routes import ROUTE, note_decorated, refuse_unsupported
 from .signals import (
@@ -111,31 +111,39 @@ def protected(view: View, route: Route) -> View:
 
         @wraps(view)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            entered = enter(route, view)
-            if entered is None or isinstance(entered, Response):
-                return await view(*args, **kwargs) if entered is None else entered
-            with entered:
-                try:
-                    result = await view(*args, **kwargs)
-                except Exception as error:
-                    return await in_thread(entered.raised, error)
-                # What the view registered may be async, too, and cannot run in this event loop.
-                return await in_thread(entered.returned, result)
+            try:
+                entered = enter(route, view)
+                if entered is None or isinstance(entered, Response):
+                    return await view(*args, **kwargs) if entered is None else entered
+                with entered:
+                    try:
+                        result = await view(*args, **kwargs)
+                    except Exception as error:
+                        return await in_thread(entered.raised, error)
+                    # What the view registered may be async, too, and cannot run in this event loop.
+                    return await in_thread(entered.returned, result)
+            except BaseException:
+                abandon_struck()
+                raise
 
         wrapper: Callable[..., Any] = async_wrapper
     else:
 
         @wraps(view)
         def sync_wrapper(*args: Any, **kwargs: Any) -> Any:
-            entered = enter(route, view)
-            if entered is None or isinstance(entered, Response):
-                return view(*args, **kwargs) if entered is None else entered
-            with entered:
-                try:
-                    result = view(*args, **kwargs)
-                except Exception as error:
-                    return entered.raised(error)
-                return entered.returned(result)
+            try:
+                entered = enter(route, view)
+                if entered is None or isinstance(entered, Response):
+                    return view(*args, **kwargs) if entered is None else entered
+                with entered:
+                    try:
+                        result = view(*args, **kwargs)
+                    except Exception as error:
+                        return entered.raised(error)
+                    return entered.returned(result)
+            except BaseException:
+                abandon_struck()
+                raise
 
         wrapper = sync_wrapper
     setattr(wrapper, ROUTE, route)

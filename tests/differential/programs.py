@@ -289,9 +289,8 @@ class Maker:
         around = {"above": (), "after": (), "": ()}
         around[choice(["", "", "", "", "above", "after"])] = self._some(self._grammar.above, 1, 2)
         end = choice([COMMIT, COMMIT, ()])
-        # A decorator above @idempotent is given the handler's answer, not the error.
         begins_above = choice("y------------------") == "y"
-        handler = "" if around["above"] or begins_above else choice(["", "", "plain", "rolls back"])
+        handler = choice(["", "", "plain", "rolls back"])
         program = Program(
             self._steps(2, 9) + end,
             before=self._some(self._grammar.before, 1, 2) if choice("yyy------------") == "y" else (),

@@ -299,7 +299,7 @@ def _add_view(twin: Twin) -> None:
 
     protected = idempotent(view) if twin.protected else view
 
-    @wraps(view)
+    @wraps(protected)
     def outermost() -> Response:
         run = twin.run
         run.baseline = twin.rows()

@@ -57,7 +57,7 @@ def titles(events: list[dict[str, Any]]) -> list[str]:
 def test_only_errors_and_what_needs_a_person_are_reported(told_by_default: Told) -> None:
     assert {situation: titles(events) for situation, events in told_by_default.items() if events} == {
         "an error of a view": ["LookupError"],
-        "an error of a leased view": ["operation %s failed: %s", "LookupError"],
+        "an error of a leased view": ["LookupError", "operation %s failed: %s"],
         "an interruption": ["operation %s interrupted: %s", "Killed"],
         "a retry of what was interrupted": ["operation %s interrupted: %s"],
         "a database that is lost": ["operation %s: the store is unavailable: %r"],
@@ -65,9 +65,12 @@ def test_only_errors_and_what_needs_a_person_are_reported(told_by_default: Told)
         "an error before a replay": ["LookupError"],
         "an error in the option fingerprint": ["LookupError"],
         "a fingerprint that is not bytes": ["operation %s: %s", "ConfigurationError"],
-        "an error in the option store": ["LookupError"],
+        "an error in the option store": [
+            "LookupError",
+            "Request finalizing failed with an error while handling an error",
+        ],
         "a response with a wrong header": ["ValueError"],
-        "a response of a leased view with a wrong header": ["operation %s failed: %s", "ValueError"],
+        "a response of a leased view with a wrong header": ["ValueError", "operation %s failed: %s"],
         "a response that is not JSON": ["TypeError"],
         "an error of a job": ["LookupError"],
         "a result of a job that is not JSON": ["IdempotencyError"],
