@@ -1,7 +1,8 @@
 """Is this the same request again? Fingerprints tell, without storing the request.
 
 Each algorithm has a code that is stored beside its digest. What an algorithm digests may never change
-under its code: after a deployment, every live key would get 422.
+under its code: after a deployment, every live key would get 422. Fingerprints of two codes cannot be
+compared: then the stored response is replayed, and that is logged.
 """
 
 from __future__ import annotations
@@ -9,20 +10,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from .errors import BodyMalformed, ConfigurationError, shown
 from .keys import Part, digest, encoded
 
-REQUEST: Final = 1  # 2 and 3 were JSON and FIELDS with another canonical form
-CUSTOM: Final = 4
-JSON: Final = 5
-FIELDS: Final = 6
+CUSTOM: Final = 4  # 1 to 3, 5 and 6 were the others, before forms were compared as they are parsed
+REQUEST: Final = 7
+JSON: Final = 8
+FIELDS: Final = 9
 
 _CODES: Final = 16
 """The algorithms' codes are below this. The code of one that was given a list of pointers is that plus
@@ -46,35 +47,21 @@ MISSING: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class FormPart:
-    """One part of a multipart body.
-
-    ``filename`` is None for a plain field, ``name`` for a part without one; ``sha256`` is the digest of
-    the content.
-    """
-
-    name: str | None
-    filename: str | None
-    content_type: str
-    sha256: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class RequestParts:
     """What a request is compared by.
 
     ``host`` is None where it does not matter; ``query`` is raw, without the question mark;
-    ``media_type`` is in lower case and without parameters. ``form`` holds the decoded parts of a form
-    in order and replaces ``body``: a retry may choose another boundary.
+    ``media_type`` is in lower case and without parameters. ``form`` replaces ``body``; it holds name
+    and value of each field, and name, file name, type and SHA-256 of each file.
     """
 
     method: str
     host: str | None
     path: str
-    query: bytes | str
+    query: bytes
     media_type: str
     body: bytes = field(repr=False)
-    form: tuple[FormPart, ...] | None = field(default=None, repr=False)
+    form: tuple[tuple[Part, ...], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,31 +125,36 @@ def by_json(parts: RequestParts) -> Fingerprint:
 
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
-    is_json = _is_json(parts)
-    content = ("json", _canonical_json(parts.body)) if is_json else _content(parts)
+    is_json = parts.body and is_json_type(parts.media_type)
+    content = ("json", _canonical(parse_json(parts.body))) if is_json else _content(parts)
     return _fingerprint(JSON, *_target(parts), parts.media_type, *content)
 
 
-def by_fields(parts: RequestParts, fields: Sequence[Pointer]) -> Fingerprint:
+def by_fields(parts: RequestParts, fields: Sequence[str]) -> Fingerprint:
     """Digest method, host, path, sorted query, and only some fields of a JSON body.
 
     A missing field differs from null. The whole body counts if its media type is not JSON. The code is
     one that another list does not have, so those of two lists cannot be compared: a deployment that
     changes a list would otherwise reject the retries of what came before it.
 
+    :param fields: JSON pointers, as :func:`parse_pointer` returns them.
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
-    if not _is_json(parts):
-        content = _content(parts)
-    else:
-        document, values = parse_json(parts.body), []
-        for pointer in sorted(set(fields)):
-            value = resolve(document, pointer)
-            values.append(digest(pointer.text, None if value is MISSING else _canonical(value)))
-        content = "fields", digest(*values)
-    found = _fingerprint(FIELDS, *_target(parts), *content)
-    names = sorted({pointer.text for pointer in fields})
+    names, content = sorted(set(fields)), _content(parts)
+    if parts.body and is_json_type(parts.media_type):
+        document = parse_json(parts.body)
+        values = ((name, resolve(document, name)) for name in names)
+        content = (
+            "fields",
+            digest(
+                *(
+                    digest(name, None if value is MISSING else _canonical(value))
+                    for name, value in values
+                )
+            ),
+        )
     number = 1 + int.from_bytes(digest(*names)[:4], "big") % _LISTS
+    found = _fingerprint(FIELDS, *_target(parts), *content)
     return Fingerprint(FIELDS + _CODES * number, found.digest)
 
 
@@ -185,14 +177,8 @@ def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
 
 
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:
-    query = parts.query
-    raw = query.encode("utf-8", "surrogatepass") if isinstance(query, str) else query
-    query = digest(*sorted(raw.split(b"&"), key=_query_name)) if raw else _NO_QUERY
+    query = digest(*sorted(parts.query.split(b"&"), key=_query_name))
     return parts.method, parts.host, parts.path, query
-
-
-_NO_QUERY: Final = digest(b"")
-"""Most requests that write something have no query."""
 
 
 def _query_name(part: bytes) -> bytes:
@@ -200,95 +186,46 @@ def _query_name(part: bytes) -> bytes:
     return unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" "))
 
 
-def _content(parts: RequestParts) -> tuple[str, bytes]:
-    if parts.form is None:
+def _content(parts: RequestParts) -> tuple[str, bytes | str]:
+    if not parts.form:
         return "body", parts.body
-    return "form", digest(
-        *(digest(part.name, part.filename, part.content_type, part.sha256) for part in parts.form)
-    )
+    return "form", digest(*(digest(*part) for part in parts.form))
 
 
-def _is_json(parts: RequestParts) -> bool:
-    media_type = parts.media_type
-    is_json = media_type == "application/json" or media_type.endswith("+json")
-    return is_json and parts.form is None and parts.body != b""
+def is_json_type(media_type: str) -> bool:
+    """Return True if this is the media type of JSON, in lower case and without parameters."""
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+_NUMBER: Final = "\ud800\udc00"
+"""What a number as it is written begins with in a document. No string of JSON does: it would have this
+pair of surrogates as the one character that they stand for."""
+
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[{]}"))
 
 
 def parse_json(body: bytes) -> object:
     """Read a JSON body more strictly than Python does.
 
-    A number that is not an integer stays as written, in a tuple that only this module reads.
+    Each number is a string that only this module makes: see :data:`_NUMBER`.
 
     :raises BodyMalformed: if it is not UTF-8 or not JSON (RFC 8259), names a member twice, contains NaN
-        or Infinity, nests too deeply or has an integer with more digits than Python reads.
+        or Infinity, or nests too deeply.
     """
-    return _decoded(_STRICT, body, _text(body))
-
-
-def _canonical_json(body: bytes) -> str:
-    """The one text of all JSON bodies that mean the same. Raises what :func:`parse_json` raises.
-
-    Only the parts of ``json`` written in C work here; a function of ours for each object and each
-    integer would double the time. The text shows what these would notice: a member that is named twice
-    loses a colon, and ``-0`` is rare enough for a closer look.
-    """
-    text = _text(body)
-    canonical = _canonical(_decoded(_QUICK, body, text))
-    if canonical.count(":") != text.count(":") or "\\u003" in text or _MINUS_ZERO.search(text):
-        canonical = _canonical(_decoded(_STRICT, body, text))
-    return canonical
-
-
-def _text(body: bytes) -> str:
+    outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]  # of strings
+    steps = memoryview(b"".join(outside).translate(_STEPS, _NO_BRACKETS)).cast("b")  # 1 or -1 each
+    if max(accumulate(steps), default=0) > MAX_DEPTH:
+        raise BodyMalformed(
+            f"The JSON body is nested too deeply; at most {MAX_DEPTH} levels are allowed."
+        )
     try:
-        return body.decode("utf-8-sig")
+        return _DECODER.decode(body.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise BodyMalformed("The JSON body is not UTF-8.") from None
-
-
-def _decoded(decoder: json.JSONDecoder, body: bytes, text: str) -> object:
-    try:
-        document = decoder.decode(text)
-    except RecursionError:
-        fault = _TOO_DEEP
     except json.JSONDecodeError as error:
-        fault = f"The body is not valid JSON, from line {error.lineno}, column {error.colno}."
-    except ValueError:  # from int(), which by default refuses what no view could read either
-        fault = "The JSON body has an integer of more than 4300 digits."
-    else:
-        if _may_be_deep(body) and _is_deep(document):
-            raise BodyMalformed(_TOO_DEEP)
-        return document
-    raise BodyMalformed(fault)
-
-
-_TOO_DEEP = f"The JSON body is nested too deeply; at most {MAX_DEPTH} levels are allowed."
-
-_SQUARE = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
-
-
-def _may_be_deep(body: bytes) -> bool:
-    """Return True if its brackets, also those in strings, nest in more than ``MAX_DEPTH`` levels.
-
-    Strings made for that may hide levels; Python's own limit remains.
-    """
-    brackets = body.translate(_SQUARE, _NO_BRACKET)
-    levels = 0
-    while brackets and levels < MAX_DEPTH:
-        brackets, levels = brackets.replace(b"[]", b""), levels + 1
-    return bool(brackets)
-
-
-def _is_deep(document: object) -> bool:
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        level = [child for parent in level for child in _children(parent)]
-    return any(isinstance(value, dict | list) for value in level)
-
-
-def _children(value: object) -> Iterable[object]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        where = f"from line {error.lineno}, column {error.colno}"
+        raise BodyMalformed(f"The body is not valid JSON, {where}.") from None
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -298,71 +235,43 @@ def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
-def _as_written(text: str) -> tuple[float, str]:
-    # JSON has no NaN, so no array of a body is encoded like this.
-    return math.nan, text
-
-
-def _integer(text: str) -> object:
-    return int(text) if text != "-0" else _as_written(text)
-
-
 def _constant(text: str) -> NoReturn:
     raise BodyMalformed(f"The JSON body contains {text}, which is not JSON.")
 
 
-_QUICK = json.JSONDecoder(parse_float=_as_written, parse_constant=_constant)
-_STRICT = json.JSONDecoder(
+_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_members,
-    parse_float=_as_written,
-    parse_int=_integer,
+    parse_float=_NUMBER.__add__,
+    parse_int=_NUMBER.__add__,
     parse_constant=_constant,
 )
-_MINUS_ZERO = re.compile(r"-0\s*(?:[,\]}]|$)")
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
+# With ASCII alone, the pair in _NUMBER would be written as the character is.
+_canonical: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), check_circular=False, ensure_ascii=False
+).encode
 
 
-def _canonical(document: object) -> str:
-    try:
-        return _ENCODER.encode(document)
-    except RecursionError:
-        raise BodyMalformed(_TOO_DEEP) from None
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Pointer:
-    """A JSON pointer, parsed: where in a document to look."""
-
-    text: str
-    tokens: tuple[str, ...]
-
-
-def parse_pointer(text: str) -> Pointer:
-    """Read a JSON pointer such as ``/order/id`` (RFC 6901 section 3); ``""`` is the whole body.
+def parse_pointer(text: str) -> str:
+    """Check a JSON pointer such as ``/order/id`` (RFC 6901 section 3); ``""`` is the whole body.
 
     :raises ConfigurationError: if it is not one.
     """
-    if not re.fullmatch(r"(?:/(?:[^~/]|~[01])*)*", str(text)):
+    if not isinstance(text, str) or not re.fullmatch(r"(?:/(?:[^~/]|~[01])*)*", text):
         raise ConfigurationError(
             f"{shown(text)} is not a JSON pointer (RFC 6901): write a slash before every name, as in "
             "'/order/id', and within a name ~1 for a slash and ~0 for a tilde."
         )
-    tokens = (token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:])
-    return Pointer(text, tuple(tokens))
+    return text
 
 
-def resolve(document: object, pointer: Pointer) -> object:
+def resolve(document: object, pointer: str) -> object:
     """Find the value a pointer names (RFC 6901 section 4), or :data:`MISSING`."""
-    for token in pointer.tokens:
-        match document:
-            case dict():
-                document = document.get(token, MISSING)
-            case list() if _has_item(document, token):
-                document = document[int(token)]
-            case _:
-                return MISSING
+    for escaped in pointer.split("/")[1:]:
+        name = escaped.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, dict):
+            document = document.get(name, MISSING)
+        elif isinstance(document, list) and re.fullmatch("0|[1-9][0-9]{0,9}", name):
+            document = document[int(name)] if int(name) < len(document) else MISSING
+        else:
+            return MISSING
     return document
-
-
-def _has_item(items: list[object], token: str) -> bool:
-    return bool(re.fullmatch("0|[1-9][0-9]{0,9}", token)) and int(token) < len(items)

@@ -1,24 +1,19 @@
-"""The body and the fingerprint of a request."""
+"""The body and the fingerprint of a request: compared is what the view would read."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import sys
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import IO, Any, NoReturn
+from typing import IO, Any, cast
 
 from flask import Request
-from werkzeug.datastructures import MultiDict
-from werkzeug.exceptions import ClientDisconnected, HTTPException, LengthRequired, RequestEntityTooLarge
-from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
-from werkzeug.wsgi import get_content_length
+from werkzeug.exceptions import ClientDisconnected, LengthRequired, RequestEntityTooLarge
+from werkzeug.wsgi import LimitedStream, get_content_length
 
 from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
+from flask_idempotency.core.keys import Part
 
 from .options import Route
 from .settings import Settings
@@ -26,296 +21,229 @@ from .settings import Settings
 CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""
 
-_PARSED = ("stream", "form", "files", "values", "_cached_data")
-"""What a request remembers of a body that was read."""
+PARSED_BYTES = 1024 * 1024
+"""How long what is parsed may be, JSON or the fields of a form: parsing takes up to a hundred times as
+long as hashing."""
 
-FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
-"""Bodies that reading the form uses up."""
+URLENCODED = "application/x-www-form-urlencoded"
+FORM_TYPES = frozenset({URLENCODED, "multipart/form-data"})
+"""Bodies that are compared as they are parsed. Reading the form uses them up."""
 
 TOO_LATE = (
-    "something read the request's stream or form before the idempotent view could keep its body: a"
-    " receiver of request_started, a class of requests or of sessions, or a decorator that hides the"
-    " view. Let it call request.get_data() first, and decorators use functools.wraps"
+    "something read the request's stream or form before the idempotent view could compare its body: a"
+    " before_request function, a receiver of request_started, a class of requests or of sessions, or a"
+    " decorator that hides the view. Let it call request.get_data() first, and decorators use"
+    " functools.wraps"
 )
 
 
 def is_used_up(request: Request) -> bool:
-    """Return True if the request's body was read in such a way that it is not there again.
+    """Return True if something of the application may have used up the request's body.
 
     A ``request.stream`` that nobody has read from counts as well: nothing tells it from another.
     """
-    known = request.__dict__
-    if "_cached_data" in known:
-        return False
-    return request.mimetype in FORM_TYPES if "form" in known else "stream" in known
+    known = request.__dict__.keys()
+    return "_cached_data" not in known and not known.isdisjoint({"stream", "form"})
 
 
-def form_in(request: Request, body: bytes) -> MultiDict[str, str]:
-    """The form in the body of a request, parsed apart: what the application has read is not touched."""
-    parser, options = request.make_form_data_parser(), request.mimetype_params
-    _, form, files = parser.parse(io.BytesIO(body), request.mimetype, len(body), options)
-    for _, file in files.items(multi=True):  # noqa: PERF102 -- values() gives one of each name
-        file.close()
-    return form
+class _Counted(LimitedStream):
+    """The server's input: it counts what is read, and whoever reads learns that it ended too early.
 
-
-class Body(io.RawIOBase):
-    """The body of a request, in place of the server's input: read when it is needed, and kept.
-
-    The application's own functions may come first and parse it as usual. What they read can still be
-    compared, and every reader learns that the body is incomplete or too long: servers pass an
-    incomplete body on as if it were complete, and Werkzeug silently cuts a chunked one at
-    ``MAX_CONTENT_LENGTH``. Both would make different requests look equal.
-
-    One that does not ``refuse``, as it is only observed, tells that :meth:`whole` alone. Its readers
-    get what they would get without us.
+    Servers pass an incomplete body on as if it were complete, and a ``before_request`` function may
+    parse it as a form.
     """
 
-    _position = 0  # up to which others have read
-    _is_at_end = False
-    _whole: bytes | None = None
-    _failure: Exception | None = None  # with which the server's input, or a stream around it, ended
-    _untold: Exception | None = None  # the same, until a reader of what is only observed got it
+    def on_disconnect(self, error: Exception | None = None) -> None:
+        """The input has failed with ``error``, or ended; without a Content-Length, that is its end."""
+        if error is not None or self.limit < sys.maxsize:
+            raise BodyIncomplete from error
 
-    def __init__(self, request: Request, settings: Settings, *, refuses: bool = True) -> None:
-        super().__init__()
-        environ = request.environ
-        # A proxy: in a cycle with its request, each body would stay until garbage is collected.
-        self._request: Request = weakref.proxy(request)
-        self._default_limit = settings.max_request_bytes
-        self._is_late = "stream" in request.__dict__ or "form" in request.__dict__
-        self._expected = get_content_length(environ)
-        self._input: IO[bytes] = environ["wsgi.input"]
-        self._kept: bytes | bytearray = bytearray()
-        self._is_broken = False
-        self._is_terminated = "wsgi.input_terminated" in environ and environ["wsgi.input_terminated"]
-        self._refuses = refuses
-        if not self._is_late:
-            environ["wsgi.input"] = self
 
-    def whole(self) -> bytes:
-        """All of it, as it came; the application can still read what it has not read yet.
+class _Unread(io.RawIOBase):
+    """What was read of a body that cannot be compared, and then the rest of it, or its error."""
 
-        Raises ``BodyIncomplete``, or Werkzeug's 411 and 413.
-        """
-        if self._whole is None:
-            self._whole = self._read_late() if self._is_late else self._read()
-        return self._whole
-
-    def form(self) -> MultiDict[str, str]:
-        """The form in it. Raises what :meth:`whole` does, and Werkzeug's 413."""
-        body, request = self.whole(), self._request
-        if "form" in request.__dict__ or request.environ["wsgi.input"] is not self:
-            return request.form  # parsed, or decompressed, by the application
-        return form_in(request, body)
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Meanwhile, functions of the application find it unread, and it refuses; then it is as before.
-
-        Not where the application has replaced the server's input, or read it too early.
-        """
-        if self._request.environ["wsgi.input"] is not self:
-            yield
-            return
-        known, position, refuses = self._request.__dict__, self._position, self._refuses
-        before = {name: known.pop(name) for name in _PARSED if name in known}
-        self._position, self._refuses = 0, True
-        try:
-            yield
-        finally:
-            for name in _PARSED:
-                known.pop(name, None)
-            known.update(before)
-            self._position, self._refuses = position, refuses
+    def __init__(self, read: bytes, rest: IO[bytes], error: Exception | None) -> None:
+        self._read, self._rest, self._error = io.BytesIO(read), rest, error
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read on, for the application."""
-        data = self._go_on(len(buffer))
+        data = self._read.read(len(buffer))
+        if not data and self._error is not None:
+            raise self._error
+        data = data or self._rest.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
-    def readall(self) -> bytes:
-        """Read to the end, for the application."""
-        return b"".join(iter(partial(self._go_on, CHUNK_BYTES), b""))
 
-    def _go_on(self, size: int) -> bytes:
-        """Up to ``size`` bytes of what the application has not read yet; none at the end."""
-        missing, refusal = self._position + size - len(self._kept), None
-        if missing > 0:
+class Body:
+    """The body of one request: its bytes, and what was parsed of a form.
+
+    It is read when it is needed, as the application left it: kept by ``get_data()``, parsed as a form,
+    or still in the stream, which may be one of the application's own.
+    """
+
+    data = b""
+    form: tuple[tuple[Part, ...], ...] = ()
+    _is_read = False
+    _is_plain = True  # the stream is Werkzeug's, not one of the application's own
+
+    def __init__(self, request: Request, *, refuses: bool) -> None:
+        self._is_late, environ = is_used_up(request), request.environ
+        if refuses and not self._is_late:  # who reads what is only observed learns nothing of ours
+            length = get_content_length(environ)
+            limit = sys.maxsize if length is None else length
+            environ["wsgi.input"] = _Counted(environ["wsgi.input"], limit)
+        self._input: IO[bytes] = environ["wsgi.input"]
+
+    def read(self, request: Request, route: Route, settings: Settings) -> Body:
+        """Read it, unless that has been done.
+
+        Raises ``BodyIncomplete``, Werkzeug's 411 and 413, and ``ConfigurationError`` if it is gone.
+        """
+        if not self._is_read:
+            limit, parsed_limit = _limits(request, route, settings)
             try:
-                self._read_on(missing)
-            except Exception as error:
-                if self._refuses:
-                    raise
-                refusal, self._is_broken = error, True  # what is read from here on is not kept
-        data = bytes(self._kept[self._position : self._position + size])
-        self._position += len(data)
-        if refusal is not None and self._untold is not None and not data:
-            untold, self._untold = self._untold, None
-            raise untold
-        # Where the server has ended it too early, it says so when it is asked once more.
-        if isinstance(refusal, RequestEntityTooLarge) or (refusal is not None and not data):
-            data += self._input.read(size - len(data))
+                self.data = self._bytes(request, limit)
+            except (ClientDisconnected, OSError, EOFError) as error:
+                raise BodyIncomplete from error
+            self.unread(request)
+            if request.mimetype in FORM_TYPES:
+                self.form = _parsed(request, parsed_limit)
+                self.unread(request)
+            self._is_read = True
+        return self
+
+    def unread(self, request: Request) -> None:
+        """Let the next reader find it in the stream again, unless the form has been parsed."""
+        if request.mimetype not in FORM_TYPES or "form" not in request.__dict__:
+            request.stream = request.environ["wsgi.input"] = io.BytesIO(self.data)
+            if self._is_plain:  # who replaces the input later expects that it is read
+                del request.stream
+
+    def fields(self, name: str) -> list[Any]:
+        """The values of this field of the form."""
+        return [part[1] for part in self.form if part[0] == name and len(part) == 2]
+
+    def _bytes(self, request: Request, limit: int) -> bytes:
+        """Read the bytes; none of a form that the application has parsed."""
+        known, length, cut_at = request.__dict__, request.content_length, request.max_content_length
+        taken = _taken(self._input)
+        # Werkzeug cuts a chunked body at the limit, in silence.
+        if max(length or 0, taken) > limit or (
+            length is None and cut_at is not None and taken >= cut_at
+        ):
+            raise RequestEntityTooLarge
+        stream = request.stream
+        self._is_plain = isinstance(stream, LimitedStream) or stream is self._input
+        if "_cached_data" in known:
+            data = request.get_data()
+            if max(len(data), taken) < (length or 0) and not request.content_encoding:
+                raise BodyIncomplete
+        elif "form" not in known or request.mimetype not in FORM_TYPES:
+            data = self._from_stream(request, stream, length, limit)
+        elif self._is_late:
+            raise ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
+        else:
+            data = b""
+        if len(data) > limit:
+            raise RequestEntityTooLarge
         return data
 
-    def _is_chunked(self) -> bool:
-        return "chunked" in self._request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
-
-    def _limit(self) -> int:
-        """How long the body may be, in bytes. The application may change it at any time."""
-        try:
-            limit = self._request.max_content_length
-        except ReferenceError:  # the request is over, and something around it still reads
-            limit = None
-        return self._default_limit if limit is None else limit
-
-    def _read(self) -> bytes:
-        if self._expected is None and not self._is_terminated and self._is_chunked():
+    def _from_stream(
+        self, request: Request, stream: IO[bytes], length: int | None, limit: int
+    ) -> bytes:
+        environ, encoding = request.environ, request.headers.get("Transfer-Encoding", "")
+        if length is None and encoding and not environ.get("wsgi.input_terminated"):
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
-        while self._read_on(CHUNK_BYTES):
-            pass
-        self._kept = body = bytes(self._kept)  # which frees the other copy
-        return body
-
-    def _read_late(self) -> bytes:
-        """The body of a request that somebody read from before this object existed."""
-        known, is_cached = self._request.__dict__, "_cached_data" in self._request.__dict__
-        body = self._request.get_data(cache=True)
-        if not (self._refuses or is_cached):
-            known["stream"] = io.BytesIO(body)
-        if not body and (self._expected or self._is_chunked()):
-            raise ConfigurationError(TOO_LATE)
-        if self._expected not in (None, len(body)) and not self._request.content_encoding:
-            raise BodyIncomplete  # an encoded body may have been decoded, to another length
-        if len(body) > self._limit():
-            raise RequestEntityTooLarge
-        return body
-
-    def _read_on(self, size: int) -> bool:
-        """Take up to ``size`` bytes from the server; False once there are no more."""
-        limit, expected, kept = self._limit(), self._expected, len(self._kept)
-        if kept > limit or (expected is not None and expected > limit):
-            raise RequestEntityTooLarge
-        if self._failure is not None:
-            self._raise_failure(self._failure)
-        if self._is_broken:
-            raise BodyIncomplete
-        end = expected
-        if end is None:  # as in Werkzeug, there is a body only if the server ends it
-            end = limit + 1 if self._is_terminated else 0
-        if self._is_at_end or kept == end:
-            return False
-        data = self._take(min(size, end - kept))
-        self._kept += data
-        kept += len(data)
-        if kept > limit:
-            raise RequestEntityTooLarge
-        self._is_at_end = not data
-        if not data and expected is not None:
-            self._is_broken = True
-            raise BodyIncomplete
-        return not self._is_at_end and kept != end
-
-    def _take(self, size: int) -> bytes:
+        taken = (_taken(stream) or _taken(self._input)) if self._is_plain else 0
+        most = length if self._is_plain and length is not None else limit + 1
+        kept, failure, problem = io.BytesIO(), None, None
         try:
-            return self._input.read(size)
+            while kept.tell() < most and (chunk := stream.read(min(CHUNK_BYTES, most - kept.tell()))):
+                kept.write(chunk)
         except Exception as error:
-            self._failure = self._untold = error
-            self._raise_failure(error)
+            failure = problem = error
+        is_short = stream is self._input and kept.tell() < (length or 0)
+        if kept.tell() > limit:
+            problem = RequestEntityTooLarge()
+        elif failure is None and (taken or (is_short and self._is_late)):
+            problem = ConfigurationError(TOO_LATE)
+        elif failure is None and is_short:
+            problem = BodyIncomplete()
+        if problem is None:
+            return kept.getvalue()
+        unread = _Unread(kept.getvalue(), stream, failure)  # the request may be only observed
+        request.stream = environ["wsgi.input"] = cast("IO[bytes]", unread)
+        raise problem
 
-    def _raise_failure(self, error: Exception) -> NoReturn:
-        """Raise it whenever somebody reads on: asked again, a server may say that all has arrived."""
-        if _is_of_the_server(error):
-            raise BodyIncomplete from error
-        raise error
+
+def _taken(stream: IO[bytes]) -> int:
+    """How many bytes were read of a stream that counts them."""
+    return stream.tell() if isinstance(stream, LimitedStream) else 0
 
 
-_SERVERS = {
-    *("asgiref", "a2wsgi", "bjoern", "cheroot", "daphne", "eventlet", "gevent", "granian", "gunicorn"),
-    *("hypercorn", "meinheld", "mod_wsgi", "starlette", "tornado", "twisted", "uvicorn", "waitress"),
-}
+def _limits(request: Request, route: Route, settings: Settings) -> tuple[int, int]:
+    """How long the body may be, and how long what is parsed of it; the application may change that."""
+    of_route, of_app = route.max_request_bytes, request.max_content_length
+    given = [each for each in (of_route, of_app) if each is not None]
+    limit = min(given, default=settings.max_request_bytes)
+    parsed_limit = limit if of_route is not None else min(limit, PARSED_BYTES)
+    is_parsed = request.mimetype == URLENCODED or (
+        fp.is_json_type(request.mimetype)
+        and route.fingerprint != "request"
+        and not callable(route.fingerprint)
+    )
+    return parsed_limit if is_parsed else limit, parsed_limit
 
 
-def _is_of_the_server(error: Exception) -> bool:
-    """Return True if the connection has failed: each server has its own errors for an incomplete body.
+def _parsed(request: Request, limit: int) -> tuple[tuple[Part, ...], ...]:
+    """What the view would find in the form; empty if it cannot be read. Raises Werkzeug's 413."""
+    known = request.__dict__
+    was_parsed = "form" in known
+    fields = tuple(request.form.items(multi=True))
+    files = tuple(
+        (name, file.filename, file.content_type, _sha256(file.stream))
+        for name, file in request.files.items(multi=True)
+    )
+    if not was_parsed:  # the view finds the request as it was
+        request.close()
+        for name in "form", "files", "values":
+            known.pop(name, None)
+    if sum(len(name) + len(value) for name, value in fields) > limit:
+        raise RequestEntityTooLarge
+    return fields + files
 
-    Those of a class of the application's come from a stream that it has put around the server's: they
-    reach its error handlers, as without us.
-    """
-    if isinstance(error, HTTPException):
-        return isinstance(error, ClientDisconnected)
-    package = type(error).__module__.partition(".")[0]
-    if package in sys.stdlib_module_names:
-        return isinstance(error, OSError | EOFError | ValueError)
-    return package in _SERVERS
+
+def _sha256(file: IO[bytes]) -> bytes:
+    """The digest of a file, which is left where it was."""
+    digest, position = hashlib.sha256(), file.tell()
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+    file.seek(position)
+    return digest.digest()
 
 
 def fingerprint(request: Request, body: Body, route: Route) -> fp.Fingerprint:
-    """Make the fingerprint that the request is compared by.
+    """Make the fingerprint that the request is compared by, of a body that was read.
 
-    Raises what is wrong with the body, ``BodyMalformed`` where it must be JSON, and Werkzeug's 413 for
-    too large a form.
+    Raises ``BodyMalformed`` where it must be JSON, and is not.
     """
     compared = route.fingerprint
-    if compared == "request":
-        return fp.by_request(_parts(request, body.whole()))
-    if callable(compared):  # it may do without the body
-        body.whole()
+    if callable(compared):
         return fp.by_value(compared())
-    parts = _parts(request, body.whole())
-    return fp.by_json(parts) if isinstance(compared, str) else fp.by_fields(parts, compared)
-
-
-def _parts(request: Request, body: bytes) -> fp.RequestParts:
-    rule, media_type = request.url_rule, request.mimetype
-    by_host = rule is not None and (rule.host or rule.subdomain)
-    form = _multipart(request, body) if media_type == "multipart/form-data" else None
-    return fp.RequestParts(
+    rule = request.url_rule
+    parts = fp.RequestParts(
         method=request.method,
-        host=request.host if by_host else None,
+        host=request.host if rule is not None and (rule.host or rule.subdomain) else None,
         path=request.path,
         query=request.query_string,
-        media_type=media_type,
-        body=body if form is None else b"",
-        form=form,
+        media_type=request.mimetype,
+        body=body.data,
+        form=body.form,
     )
-
-
-def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
-    """The parts of the body, undecoded, or None if it is no form: then its bytes count.
-
-    Werkzeug's ``request.form`` leaves out what it cannot read and replaces what is not UTF-8, so
-    different bodies would look equal. Its limits also hold here: raises its 413.
-    """
-    boundary = request.mimetype_params.get("boundary", "").encode("latin-1", "replace")
-    decoder = MultipartDecoder(boundary, max_parts=request.max_form_parts)
-    decoder.receive_data(body)
-    decoder.receive_data(None)
-    longest = request.max_form_memory_size
-    parts: list[fp.FormPart] = []
-    head: tuple[str, str | None, str] = ("", None, "")
-    digest = hashlib.sha256()
-    size = 0
-    try:
-        while not isinstance(event := decoder.next_event(), Epilogue):
-            if isinstance(event, NeedData):
-                return None
-            if isinstance(event, (Field, File)):
-                filename = event.filename if isinstance(event, File) else None
-                head = (event.name, filename, event.headers.get("Content-Type", ""))
-                digest, size = hashlib.sha256(), 0
-            elif isinstance(event, Data):
-                size += len(event.data)
-                if head[1] is None and longest is not None and size > longest:
-                    raise RequestEntityTooLarge
-                digest.update(event.data)
-                if not event.more_data:
-                    parts.append(fp.FormPart(*head, digest.digest()))
-    except ValueError:
-        return None
-    return tuple(parts)
+    if compared == "request":
+        return fp.by_request(parts)
+    return fp.by_json(parts) if isinstance(compared, str) else fp.by_fields(parts, compared)

@@ -24,7 +24,6 @@ from flask import Flask, current_app, request
 from itsdangerous import BadSignature, Signer, TimestampSigner
 from itsdangerous.encoding import want_bytes
 from markupsafe import Markup
-from werkzeug.datastructures import MultiDict
 
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
@@ -63,9 +62,8 @@ def new_value(endpoint: str | None = None) -> str:
     return _signer(state.app).sign(f"{key}.{owner}").decode()
 
 
-def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> FormKey | None:
-    """Read the form's field; None without one. Raises ``KeyMalformed``."""
-    values = form.getlist(FIELD)
+def read_field(values: list[str], state: AppState, route: Route) -> FormKey | None:
+    """Read the values of a form's field; None without one. Raises ``KeyMalformed``."""
     if not values:
         return None
     if len(values) > 1:

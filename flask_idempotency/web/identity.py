@@ -18,11 +18,7 @@ from flask_idempotency.session.operation import Operation
 
 from . import forms
 from .app_state import AppState
-from .body import (
-    FORM_TYPES,
-    Body,
-    fingerprint,
-)
+from .body import FORM_TYPES, Body, fingerprint
 from .options import REQUIRED, Route
 from .request import Request, current_scope
 
@@ -56,7 +52,7 @@ def prepare(request: flask.Request, state: AppState, route: Route, current: Requ
         if not current.may_be_inside:
             current.key = _header_key(request, state)
         if current.may_be_inside or current.key is not None:
-            _body(request, state, route, current)
+            _body(request, route, current)
         elif route.required:
             raise KeyRequired
     except IdempotencyError as refusal:
@@ -118,11 +114,10 @@ def _find_key(request: flask.Request, state: AppState, route: Route, current: Re
     """
     if not current.may_be_inside:
         return
-    body = _body(request, state, route, current)
-    body.whole()
+    body = _body(request, route, current).read(request, route, state.settings)
     if route.key is not None:
         current.key = _natural_key(route.key)
-    elif (field := forms.read_field(body.form(), state, route)) is not None:
+    elif (field := forms.read_field(body.fields(forms.FIELD), state, route)) is not None:
         current.field, current.key = field, field.key
     else:
         current.key = _header_key(request, state)
@@ -143,9 +138,10 @@ def _natural_key(key_of: Callable[[], object]) -> str | None:
     return None if value is None or value == "" else natural_key(value)
 
 
-def _body(request: flask.Request, state: AppState, route: Route, current: Request) -> Body:
+def _body(request: flask.Request, route: Route, current: Request) -> Body:
+    """The request's body: from now on, what is read of it is counted."""
     if current.body is None:
-        current.body = Body(request, state.settings, refuses=route.enforce)
+        current.body = Body(request, refuses=route.enforce)
     return current.body
 
 
@@ -160,8 +156,10 @@ def request_claim(
 
     Raises what :func:`new_claim` and reading the body raise.
     """
-    body = current.body or _body(request, state, route, current)
-    return new_claim(state, route, operation, fingerprint(request, body, route))
+    body = _body(request, route, current).read(request, route, state.settings)
+    found = fingerprint(request, body, route)
+    body.unread(request)  # functions of the application may have read it
+    return new_claim(state, route, operation, found)
 
 
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:

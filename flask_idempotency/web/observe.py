@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -89,7 +88,7 @@ class Observed:
         current = self._current
         try:
             prepare(request, self._state, self._route, current)
-            self._lent(partial(self._judge, request))
+            self._judge(request)
         except Exception as error:
             self._reject(error)
         current.began = time.monotonic()  # what our own question took does not count
@@ -168,12 +167,6 @@ class Observed:
             tell_failure(state.app, event, text, PAUSE_SECONDS, cause)
             return None
 
-    def _lent(self, use: Callable[[], T]) -> T:
-        """Call ``use``, which finds the body whole, and takes nothing of it from the view."""
-        body = self._current.body
-        with nullcontext() if body is None else body.lent():
-            return use()
-
     def _reject(self, error: Exception) -> None:
         """``error`` would have been the response."""
         self._would = "rejected"
@@ -186,7 +179,7 @@ class Observed:
         """Note what would have become of the view's run, in the record too."""
         act: Callable[[], object] = execution.release
         try:
-            self._would = self._lent(partial(self._outcome, response, error))
+            self._would = self._outcome(response, error)
         except Exception as failure:  # of the option store
             self._reject(failure)
             act = execution.release if self._route.atomic else execution.abandon

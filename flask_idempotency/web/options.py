@@ -17,7 +17,7 @@ from uuid import UUID
 from flask import Request, Response
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.fingerprint import Pointer, parse_pointer
+from flask_idempotency.core.fingerprint import parse_pointer
 from flask_idempotency.session.operation import Operation
 
 from .settings import SETTINGS, Settings, boolean, checked, integer, optional, row, value_that
@@ -66,6 +66,8 @@ class RouteOptions(RunOptions, total=False):
       query, media type and body. ``"json"``: the same, but white space and the order of members in a
       JSON body do not matter. A list of JSON pointers: only these fields of a JSON body, besides
       method, path and query. A callable: only the bytes that it returns.
+    * ``max_request_bytes``: how long a body may be, in place of the application's limits: of any body,
+      and of what is compared as JSON or as fields of a form. A longer one gets 413. ``None``: theirs.
     * ``store``: predicate ``(response) -> bool``; which responses are stored. If one is not, an atomic
       view's writes are rolled back, and the key is free.
     * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
@@ -97,6 +99,7 @@ class RouteOptions(RunOptions, total=False):
     key: Callable[[], str | int | UUID | None]
     scope: ScopeCallable | None
     fingerprint: str | Sequence[str] | Callable[[], bytes]
+    max_request_bytes: int | None
     store: Callable[[Response], bool]
     authorize_replay: Callable[[Operation], bool]
     enforce: bool
@@ -183,10 +186,13 @@ class Route:
     scope: ScopeCallable | None = row(
         NOT_GIVEN, optional(_callable), "a callable, or None for an API with one tenant"
     )
-    fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = row(
+    fingerprint: str | tuple[str, ...] | Callable[[], bytes] = row(
         "request",
         _fingerprint,
         "'request', 'json', a list of JSON pointers, or a callable giving bytes",
+    )
+    max_request_bytes: int | None = row(
+        None, optional(integer(0, 1024**3)), "an integer from 0 to 1 GiB, or None"
     )
     store: Callable[[Response], bool] | None = row(
         None, _taking_one, "a callable that takes the response and gives True or False"

@@ -159,8 +159,9 @@ class Settings:
         "an integer from 0 to 1 GiB",
         "The longest body of a request with a key, where the application sets no limit itself"
         " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
-        " longer one gets 413. A body takes twice its size in memory while it is compared: with eight"
-        " threads, the default bounds that at 256 MiB, and at 512 MiB if all are multipart uploads.")
+        " longer one gets 413. A body is kept in memory while it is compared: with eight threads, the"
+        " default bounds that at 144 MiB. JSON that is compared as JSON, and the fields of a form, may"
+        " have 1 MiB of it; the option `max_request_bytes` replaces both limits.")
     max_response_bytes: int = row(8 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The largest body that is stored. A larger one is sent in full the first time; a retry gets"

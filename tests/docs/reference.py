@@ -26,6 +26,7 @@ _DEFAULTS = {
     "key": "the header `IDEMPOTENCY_HEADER`",
     "scope": "the application's",
     "store": "all except 401, 403, 408, 425 and 429, and in atomic operations those of 500 and above",
+    "max_request_bytes": "the application's limits",
     "name": "the endpoint",
     "authorize_replay": "every replay is allowed",
     "other_binds": "none",

@@ -9,7 +9,6 @@ from typing import Any
 
 from flask_idempotency.core.fingerprint import (
     Fingerprint,
-    FormPart,
     RequestParts,
     by_fields,
     by_json,
@@ -24,8 +23,8 @@ def of_fields(*pointers: str) -> Algorithm:
     return lambda parts: by_fields(parts, [parse_pointer(pointer) for pointer in pointers])
 
 
-def part(name: str, content: bytes, filename: str | None = None, kind: str = "") -> FormPart:
-    return FormPart(name, filename, kind, hashlib.sha256(content).digest())
+def file(name: str, content: bytes, filename: str | None, kind: str | None) -> tuple[Any, ...]:
+    return name, filename, kind, hashlib.sha256(content).digest()
 
 
 def of_json(body: str | bytes, **changes: Any) -> RequestParts:
@@ -34,6 +33,6 @@ def of_json(body: str | bytes, **changes: Any) -> RequestParts:
 
 
 PAYMENT = RequestParts("POST", "shop.test", "/pay", b"a=1&b=2", "application/json", b'{"n":1}')
-FORM = (part("note", b"hi"), part("file", b"\x00", "a.png", "image/png"), part("n", b"1"))
+FORM = (("note", "hi"), ("n", "1"), file("scan", b"\x00", "a.png", "image/png"))
 UPLOAD = replace(PAYMENT, media_type="multipart/form-data", body=b"", form=FORM)
 ALGORITHMS = [by_request, by_json, of_fields("/n", "/m")]

@@ -103,7 +103,6 @@ def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
         ('{"n":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ('{"n":' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
         ('{"n":' + "[" * 250 + "]" * 250 + "}", "nested too deeply"),
-        ("9" * 4301, "integer of more than 4300 digits"),
         (b'{"n":"\xff"}', "not UTF-8"),
         ('{"n":1}'.encode("utf-16"), "not UTF-8"),
     ],
@@ -116,9 +115,7 @@ def test_a_malformed_json_body_is_refused(
         fingerprint(of_json(body))
 
 
-@pytest.mark.parametrize(
-    "body", ["9" * 4300, "-" + "9" * 4300, "[" * 200 + "]" * 200], ids=["digits", "minus", "depth"]
-)
+@pytest.mark.parametrize("body", ["9" * 5000, "[" * 200 + "]" * 200], ids=["digits", "depth"])
 def test_json_at_the_limits_is_accepted(body: str) -> None:
     assert by_json(of_json(body)) == by_json(of_json(body + " "))
 
@@ -178,31 +175,48 @@ def cpu_seconds(function: Callable[[], object], times: int) -> float:
     return time.process_time() - begun
 
 
-@pytest.mark.parametrize(
-    ("body", "times", "most"),
-    [
-        (invoice(0), 200, 5),  # some of it is the same for every body
-        (invoice(90), 5, 3),
-        (invoice(4500), 1, 3),
-        (json.dumps([*range(9000)]).encode(), 5, 4),
-    ],
-    ids=["small", "20 kB", "1 MB", "integers"],
-)
-def test_canonical_json_costs_no_more_than_a_few_times_what_reading_it_costs(
-    body: bytes, times: int, most: int
-) -> None:
+MIB = 1024 * 1024
+
+
+def filled(item: str) -> str:
+    """An array of as many of these as a body that is compared as JSON may hold."""
+    return "[" + ",".join([item] * (MIB // (len(item) + 1) - 1)) + "]"
+
+
+DEAR = {
+    "small": invoice(0),
+    "20 kB": invoice(90),
+    "1 MB": invoice(4500),
+    "fractions": filled("0.1"),
+    "integers": filled("1"),
+    "minus zeros": filled("-0"),
+    "objects": filled("{}"),
+    "members": filled('{"a":1}'),
+    "arrays": filled("[]"),
+    "deep": filled("[" * 190 + "]" * 190),
+    "brackets in a string": '"' + "[" * (MIB - 2) + '"',
+    "brackets in strings": filled('"[[[["'),
+    "quotes": '"' + r"\"" * (MIB // 2 - 1) + '"',
+    "escapes": '"' + r"\u003a" * (MIB // 6 - 1) + '"',
+    "names": json.dumps(dict.fromkeys(map(str, range(80_000)))),
+}
+
+
+@pytest.mark.parametrize("body", DEAR.values(), ids=DEAR)
+def test_canonical_json_takes_at_most_ten_times_as_long_as_reading_it(body: bytes | str) -> None:
     request = of_json(body)
-    least = [math.inf] * 3
-    for _ in range(150):  # until the machine has left us alone for a round
+    times, ratio, least = 1 + 20_000 // len(request.body), math.inf, [math.inf] * 3
+    for _ in range(30):  # until the machine has left us alone for a round
         spent = (
             cpu_seconds(lambda: by_json(request), times),
             cpu_seconds(lambda: by_request(request), times),
-            cpu_seconds(lambda: json.loads(body), times),
+            cpu_seconds(lambda: json.loads(request.body), times),
         )
         by_meaning, by_bytes, reading = least = [*map(min, least, spent)]
-        if (by_meaning - by_bytes) / reading < most:
+        ratio = (by_meaning - by_bytes) / reading
+        if ratio < 10:
             return
-    pytest.fail(f"{(by_meaning - by_bytes) / reading:.1f} times")
+    pytest.fail(f"{ratio:.1f} times")
 
 
 @pytest.mark.parametrize(
@@ -238,16 +252,14 @@ def test_brackets_in_strings_are_no_levels() -> None:
 
 
 def test_strings_do_not_pass_for_numbers() -> None:
-    bodies = ["1.5", '"1.5"', '["1.5"]', '[null,"1.5"]', '["NaN","1.5"]', '{"NaN":"1.5"}']
+    bodies = ["1.5", '"1.5"', '["1.5"]', '"\U000100001.5"', r'"\ud800\udc001.5"'.replace("1.5", "2.5")]
+    bodies += [r'"\udc00\ud8001.5"', r'"\ud800\ud8001.5"', '"2.5"', "2.5"]
     assert len({by_json(of_json(body)).digest for body in bodies}) == len(bodies)
 
 
-def test_levels_that_strings_hide_are_refused_at_the_latest_by_pythons_own_limit() -> None:
-    answers = []
-    for depth in [*range(201, 1200), 100_000]:
-        try:
-            by_json(of_json('["]",' * depth + "1" + ',"["]' * depth))
-        except BodyMalformed as refusal:
-            answers.append(refusal.detail)
-    assert answers  # up to Python 3.11 from about a thousand levels on
-    assert set(answers) == {"The JSON body is nested too deeply; at most 200 levels are allowed."}
+def test_no_string_hides_levels() -> None:
+    for string in '"]"', r'"\"]"', r'"\\"', r'"\\\"]"':
+        fits, deep = (f"[{string}," * depth + "1" + f",{string}]" * depth for depth in (200, 201))
+        assert by_json(of_json(fits)) == by_json(of_json(fits + " "))
+        with pytest.raises(BodyMalformed, match="at most 200 levels"):
+            by_json(of_json(deep))

@@ -33,7 +33,6 @@ READERS = {
     "values": lambda: request.values.get("amount"),
     "json": lambda: request.get_json(silent=True),
     "data": lambda: request.get_data(parse_form_data=False),
-    "stream": lambda: request.stream.read(3),
 }
 
 
@@ -100,7 +99,7 @@ def test_a_url_value_preprocessor_may_read_the_body(
         sent = {"path": "/en/payments", "key": kind}
         first = world.post(**sent, **body(kind))
         assert first.status_code == 201
-        if read != "stream" and (read != "data" or kind == "json"):  # they take it from the view
+        if read != "data" or kind == "json":  # it is read before the form
             assert seen == [("5", int(kind == "upload"))]
         assert_replayed(first, world.post(**sent, **body(kind)))
         changed = {"json": {"amount": 6}} if kind == "json" else {"data": {"amount": "6"}}

@@ -148,6 +148,60 @@ def test_a_form_is_compared_by_its_parts(compare):
     assert not same(form("a", content=b""), form("a", content=b"x"))
 
 
+FIELDS = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+def test_urlencoded_fields_are_compared_as_they_are_parsed(app, compare, read_first):
+    @app.before_request
+    def before():
+        if read_first:
+            assert request.form is not None
+
+    same = compare()
+    first = {"data": b"a=x%20y&b=1&b=2", "content_type": FIELDS}
+    assert same(first, {**first, "data": b"a=x+y&b=%31&b=2"})
+    for changed in b"a=x+z&b=1&b=2", b"a=x+y&b=2&b=1", b"a=x+y&b=1", b"c=x+y&b=1&b=2", b"":
+        assert not same(first, {**first, "data": changed})
+
+
+def test_a_form_that_the_application_has_parsed_is_compared_with_its_files(app, compare):
+    @app.before_request
+    def scan():
+        assert request.files["file"].read(3)
+
+    same = compare(read=lambda: request.files["file"].read().decode())
+    first = form("aaaa")
+    assert same(first, form("bbbb"))
+    assert not same(first, form("bbbb", content=b"receipt of another"))
+    assert not same(first, form("bbbb", amount="6"))
+
+
+def test_a_file_that_was_read_from_is_left_where_it_was(app, world):
+    @app.before_request
+    def scan():
+        assert request.files["file"].read(3) == b"rec"
+
+    @app.post("/upload")
+    @idempotent
+    def upload():
+        return request.files["file"].read()
+
+    data = {"amount": "5", "file": (io.BytesIO(b"receipt"), "r.txt")}
+    assert world.post("/upload", data=data).data == b"eipt"
+
+
+SEEN = {"data": lambda: request.data, "form": lambda: request.form, "values": lambda: request.values}
+
+
+@pytest.mark.parametrize("read", SEEN.values(), ids=SEEN)
+def test_the_view_finds_a_form_as_if_nobody_had_compared_it(app, world, read):
+    app.post("/plain", endpoint="plain")(lambda: repr(read()))
+    app.post("/pay", endpoint="pay")(idempotent(lambda: repr(read())))
+    sent = {"data": b"a=1&b=2", "content_type": FIELDS}
+    assert world.post("/pay", **sent).text == world.post("/plain", **sent).text
+
+
 def test_the_view_still_finds_the_form_and_the_file(app, world):
     @app.post("/upload")
     @idempotent
@@ -174,3 +228,18 @@ def test_a_form_that_cannot_be_read_is_compared_by_its_bytes(compare, case):
         {"data": first, "content_type": content_type},
         {"data": second, "content_type": content_type},
     )
+
+
+OLDER = {"request": 1, "json": 5, "fields": 6 + 16 * 7}
+
+
+@pytest.mark.parametrize("code", OLDER.values(), ids=OLDER)
+def test_a_record_of_an_older_release_is_replayed_and_logged(
+    world, add_view, assert_replayed, caplog, code
+):
+    runs = add_view(world)
+    first = world.post()
+    world.sql("update idempotency_record set fingerprint_version = :code", code=code)
+    assert_replayed(first, world.post())
+    assert f"the stored fingerprint is of version {code}, this one of version 7" in caplog.text
+    assert len(runs) == 1

@@ -20,6 +20,8 @@ WRONG_OPTIONS = [
     ("fingerprint", "body", "'request', 'json', a list of JSON pointers"),
     ("fingerprint", [], "'request', 'json', a list of JSON pointers"),
     ("fingerprint", 7, "'request', 'json', a list of JSON pointers"),
+    ("max_request_bytes", -1, "an integer from 0 to 1 GiB, or None"),
+    ("max_request_bytes", "1M", "an integer from 0 to 1 GiB, or None"),
     ("store", True, "a callable that takes the response"),
     ("store", lambda: True, "a callable that takes the response"),
     ("authorize_replay", lambda: True, "a callable that takes the operation"),

@@ -85,7 +85,7 @@ def test_a_response_from_before_there_were_keys_is_replayed_where_the_setting_al
     after = with_keys(before, sealed_world, NEW, IDEMPOTENCY_ACCEPT_UNSEALED=True)
     assert_replayed(first, after.post("/payments/ann"))
     assert after.count() == 1
-    assert "the stored fingerprint is of version 1, this one of version 1 under key" in caplog.text
+    assert "the stored fingerprint is of version 7, this one of version 7 under key" in caplog.text
 
 
 def test_responses_swapped_in_the_table_stay_shut(sealed_world):
