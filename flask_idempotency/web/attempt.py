@@ -39,8 +39,6 @@ from flask_idempotency.session.leftovers import end_view, waits_for_commit
 from flask_idempotency.session.operation import OpenTransaction, Operation, Running
 from flask_idempotency.session.stray import warn_undone
 
-from .app_state import AppState
-from .options import Route
 from .request import Request, watch_end
 from .response import capture, handle_problem, is_of_cors, overwrite, problem_response
 from .signals import (
@@ -73,15 +71,8 @@ class Attempt:
     _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
     _commits: int | None = None  # how many there were when the view raised its error
 
-    def __init__(
-        self,
-        state: AppState,
-        route: Route,
-        current: Request,
-        operation: Operation,
-        execution: Execution,
-    ) -> None:
-        self._state, self._route, self._current = state, route, current
+    def __init__(self, current: Request, operation: Operation, execution: Execution) -> None:
+        self._state, self._route, self._current = current.state, current.route, current
         self._operation, self._execution = operation, execution
         self._started = time.monotonic()
         self._waiting: StoredResponse | None = None  # its response, for as long as it waits

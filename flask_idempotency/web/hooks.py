@@ -92,7 +92,7 @@ class Hooks:
             route = self._route(endpoint, request.method)
         if route is None:
             return
-        current.route = route
+        current.dispatched = route
         try:
             prepare(request, self._state, route, current)
         except Exception as error:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from flask import Flask, current_app
@@ -19,6 +17,7 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
+from .app_state import AppState
 from .options import Route, ScopeCallable
 from .routes import name_of
 from .signals import Subject
@@ -42,11 +41,14 @@ class FormKey:
 class Request(Subject):
     """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
-    Most requests change little of it, and have the rest from the class. ``route`` is the dispatched
-    endpoint's; the key was looked for with the options of ``looked_for``.
+    Most requests change little of it, and have the rest from the class. ``dispatched`` are the options
+    of the endpoint that Flask has called, ``route`` those of the present operation, and the key was
+    looked for with those of ``looked_for``.
     """
 
-    route: Route | None = None
+    state: AppState
+    route: Route
+    dispatched: Route | None = None
     looked_for: Route | None = None
     skipped = False  # so says protect(skip=...)
     may_be_inside = False  # the request itself may hold the key, where it wins over the header
@@ -54,12 +56,14 @@ class Request(Subject):
     field: FormKey | None = None  # if the key comes from a form
     refusal: Exception | None = None  # what is wrong with the key
     body: Body | None = None  # from when it is known that it may be needed
-    entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
     open_attempt: Any = None  # until it is over
     observation: Any = None  # until it is told
     is_replay = False  # the response is a stored one
     is_dispatched = False  # Flask calls its view, and the hooks at its end
     home: tuple[int, int] | None = None  # which application context it has, and which thread
+
+    def __init__(self) -> None:
+        self.entered: dict[tuple[str, str], object] = {}  # by name and key, the function
 
     def begin(self, route: Route) -> bool:
         """From now on this is about an operation of ``route``; False if that is so already."""
@@ -73,6 +77,19 @@ class Request(Subject):
         self.looked_for, self.skipped, self.may_be_inside = route.given, False, False
         self.key = self.field = self.refusal = None
         return True
+
+    def note_function(self, operation: Operation, function: object) -> None:
+        """Remember whose operation this is.
+
+        Raises ``ConfigurationError`` if it is another function's: a name of its own is missing.
+        """
+        known = self.entered.setdefault((operation.name, operation.key), function)
+        if known != function:
+            raise ConfigurationError(
+                f"two idempotent functions of one request are both the operation {operation.name!r}, so"
+                " the second would get the first one's response: give one of them a name of its own,"
+                " @idempotent(name=...)"
+            )
 
     def end_observation(self, response: Any, error: BaseException | None) -> None:
         """Tell what would have happened, as that was to be observed."""

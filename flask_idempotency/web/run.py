@@ -74,12 +74,12 @@ def run(
     if not state.settings.enabled:
         return function(*args)
     current = Request()  # not the request's: what happens here is not yet its response
-    current.began = time.monotonic()
+    current.state, current.route, current.began = state, route, time.monotonic()
     try:
         with _alone_in_context():
             operation = new_operation(route, _read_scope(state, scope), key)
             claim = new_claim(state, route, operation, _read_fingerprint(payload))
-            entered = claim_or_answer(state, route, current, operation, claim)
+            entered = claim_or_answer(current, operation, claim)
             if isinstance(entered, Attempt):
                 return _result(entered, state, function, args)
             # None: the database is unavailable, and the settings allow going on without.

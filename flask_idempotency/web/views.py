@@ -158,25 +158,32 @@ def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
     app = needed_app()
     state: AppState = app.extensions.get("idempotency") or app_state(app)
     current = this_request()
-    if (earlier := current.open_attempt) is not None and earlier.phase is Phase.AWAITING:
-        earlier.unanswered(None)  # a decorator has caught its error, and calls the view once more
-    if earlier is not None and earlier.phase is Phase.WAITING:
-        raise NotAtomic(
-            "a second idempotent view was called in one request while the first one had left"
-            " uncommitted changes in db.session: commit them in the first one"
-        )
+    if current.open_attempt is not None:
+        _end_earlier(current.open_attempt)
     if running_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
     request = needed_request()
-    known = current.route
-    is_view = known is not None and known.given is route
-    found = known if is_view else _unseen(route, request, state)
+    dispatched = current.dispatched
+    is_view = dispatched is not None and dispatched.given is route
+    found = dispatched if is_view else _unseen(route, request, state)
     if found is None:
         return None
+    current.state, current.route = state, found
     if not found.enforce:
         return observe(state, found, current, request)
     try:
-        return _enter(state, found, current, request, view, is_view)
+        operation = identify(request, state, found, current)
+        if operation is None:
+            _tell_unprotected(current)
+            return None
+        current.note_function(operation, view)
+        claim = request_claim(request, state, found, current, operation)
+        entered = claim_or_answer(current, operation, claim)
+        if entered is None:  # it may call others that are the same operation
+            current.entered.clear()
+        elif isinstance(entered, Attempt):
+            entered.watch(functions_after_request(), is_view=is_view)
+        return entered
     except Problem as problem:
         return handle_problem(state, current, problem)
     except Exception as error:
@@ -184,28 +191,24 @@ def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
         raise
 
 
-def _enter(
-    state: AppState,
-    route: Route,
-    current: Request,
-    request: flask.Request,
-    view: object,
-    is_view: bool,
-) -> Attempt | Response | None:
-    operation = identify(request, state, route, current)
-    if operation is None:
-        if not current.skipped:
-            conclude(state.app, operation_unprotected, current)
-        return None
-    if current.entered.get((operation.name, operation.key), view) != view:
-        raise _shared_name(operation)
-    claim = request_claim(request, state, route, current, operation)
-    entered = claim_or_answer(state, route, current, operation, claim)
-    if entered is not None:  # what runs unprotected may call others that do
-        current.entered = {**current.entered, (operation.name, operation.key): view}
-    if isinstance(entered, Attempt):
-        entered.watch(functions_after_request(), is_view=is_view)
-    return entered
+def _tell_unprotected(current: Request) -> None:
+    if not current.skipped:
+        conclude(current.state.app, operation_unprotected, current)
+
+
+def _end_earlier(earlier: Attempt) -> None:
+    """End an attempt of the same request that still awaits the response to its error.
+
+    A decorator has caught the error, and calls the view once more. Raises ``NotAtomic`` if an attempt
+    waits for a commit.
+    """
+    if earlier.phase is Phase.AWAITING:
+        earlier.unanswered(None)
+    elif earlier.phase is Phase.WAITING:
+        raise NotAtomic(
+            "a second idempotent view was called in one request while the first one had left"
+            " uncommitted changes in db.session: commit them in the first one"
+        )
 
 
 def _unseen(route: Route, request: flask.Request, state: AppState) -> Route | None:
@@ -221,24 +224,9 @@ def _unseen(route: Route, request: flask.Request, state: AppState) -> Route | No
     return route
 
 
-def _shared_name(operation: Operation) -> ConfigurationError:
-    """The error for another function of this request that would be the same operation."""
-    return ConfigurationError(
-        f"two idempotent functions of one request are both the operation {operation.name!r}, so the"
-        " second would get the first one's response: give one of them a name of its own,"
-        " @idempotent(name=...)"
-    )
-
-
-def claim_or_answer(
-    state: AppState,
-    route: Route,
-    current: Request,
-    operation: Operation,
-    claim: Claim,
-) -> Attempt | Response | None:
+def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
-    current.claim = claim
+    state, route, current.claim = current.state, current.route, claim
     try:
         records, engine, claim = _placed(state, route, operation, claim)
         found = found_for_old(records, route, operation, claim)
@@ -250,12 +238,13 @@ def claim_or_answer(
     except StoreUnavailable as error:
         if state.settings.on_store_error != "allow":
             raise
-        _go_unprotected(state, current, error)
+        tell_failure(state.app, event_of(current, error=error), *unavailable(error))
+        conclude(state.app, operation_unprotected, current, logging.ERROR, problem=error.type)
         return None
     if isinstance(decision, Claimed):
         kind = Attempt if route.atomic else LeasedAttempt
-        return kind(state, route, current, operation, decision.execution).open()
-    return _answer(state, route, current, operation, claim, decision)
+        return kind(current, operation, decision.execution).open()
+    return _answer(current, operation, claim, decision)
 
 
 def _placed(
@@ -287,27 +276,17 @@ def _continuing(state: AppState, route: Route, operation: Operation, claim: Clai
     return claim
 
 
-def _go_unprotected(state: AppState, current: Request, error: StoreUnavailable) -> None:
-    """The settings let the operation run without protection while the store is unavailable."""
-    tell_failure(state.app, event_of(current, error=error), *unavailable(error))
-    conclude(state.app, operation_unprotected, current, logging.ERROR, problem=error.type)
-
-
-def _answer(
-    state: AppState,
-    route: Route,
-    current: Request,
-    operation: Operation,
-    claim: Claim,
-    settled: Settled,
-) -> Response:
+def _answer(current: Request, operation: Operation, claim: Claim, settled: Settled) -> Response:
     """The response about an operation that is not ours to run. Raises a :class:`Problem` otherwise."""
+    state = current.state
     match settled:
         case Interrupted():
             note(state.app, operation_interrupted, current, logging.ERROR)
         case InProgress(by_lock=True):
             current.decided_by = "lock"
-    found = replayed(settled, route, operation, claim, state.last_seconds.get(operation.name, 0.0))
+    found = replayed(
+        settled, current.route, operation, claim, state.last_seconds.get(operation.name, 0.0)
+    )
     if found.incomparable is not None:
         log.warning(
             "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"
