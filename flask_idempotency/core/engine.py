@@ -8,14 +8,16 @@ and ends the execution with ``complete``, ``release`` or ``abandon``.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
-from .errors import LeaseLost, RecordBroken, StoreUnavailable
+from .errors import RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
 from .machine import Next, Situation, decide, runs_again, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
-from .process import FORKED, this_process
+from .process import this_process
 from .records import Claim, Record, State, StoredResponse
 
 ROUNDS = 3
@@ -36,9 +38,6 @@ SETTLE_SECONDS = 0.1
 """How long an atomic operation that is to be given up is left alone first. A claim locks its row a
 moment after it has committed it, so an attempt that begins just now looks like one that has died."""
 
-_ONLY_TRIED = (Next.CLAIM, Next.TAKE_OVER)
-"""What no record alone settles."""
-
 
 class _Patience:
     """How long one request may wait for another, if there is a place for it among the waiters."""
@@ -53,6 +52,13 @@ class _Patience:
         if left > 0 and not self._has_place:
             self._has_place = self._places.acquire(blocking=False)
         return left if self._has_place else 0
+
+    def spend(self, seconds: float, wait: Callable[[float], object]) -> None:
+        """Let ``wait`` wait. On a clock that stands still, as tests stop it, the seconds count."""
+        began = self._clock.monotonic()
+        wait(seconds)
+        if self._clock.monotonic() == began:
+            self._deadline -= seconds
 
     def end(self) -> None:
         """Give the place up."""
@@ -88,24 +94,19 @@ class Execution:
 
         ``waits``: see ``Lease.complete``. Errors: see ``Hold.complete``. After one, ``abandon``.
         """
-        if self.pid != this_process():
-            raise LeaseLost(FORKED)
+        self.claim.refuse_in_child()
         sealed = self._sealer.seal(response, self.claim)
         lock_is_told = self._lock.finish(self.claim)
         # If this fails, the lock sends retries to the records for nothing, which costs them a look.
         try:
-            if waits:
-                cast("Lease", self.hold).complete(sealed, waits=True)
-            else:
-                self.hold.complete(sealed)
+            self.hold.complete(sealed, **({"waits": True} if waits else {}))
             self._mine = False
         finally:
             lock_is_told()
 
     def release(self) -> None:
         """Give an operation with a lease back, so that the same key may try again."""
-        if self.pid != this_process():
-            raise LeaseLost(FORKED)
+        self.claim.refuse_in_child()
         cast("Lease", self.hold).release()
         self.abandon()
 
@@ -207,30 +208,30 @@ class DecisionEngine:
         was forked since the claim was made: a fork copies all greenlets, and the parent's goes on.
         """
         glance = self._lock.acquire(claim)
-        patience = _Patience(wait, self._clock, self._places) if wait > 0 else None
-        if glance is Glance.BUSY and (patience is None or patience.left() <= 0):
+        patience = _Patience(wait, self._clock, self._places)
+        if glance is Glance.BUSY and patience.left() <= 0:
             return InProgress(by_lock=True)
         mine = glance is Glance.MINE
         decision: Decision | None = None
         try:
+            claim.refuse_in_child()
             # Whoever gets a free lock is most likely a first request: it claims without looking.
             first: Record | Hold | None = found
             if first is None and not mine:
-                first = self._first_look(claim)
+                # None: somebody was first, between the two. Then there is something to look at.
+                first = self._records.look_or_claim(claim) or self._records.look(claim.key)
             if first is None or isinstance(first, Record):
                 decision = self._settle(claim, first, mine, patience, on_interrupted)
             else:
                 decision = self._claimed(first, claim, mine, None)
             return decision
         finally:
-            if patience is not None:
-                patience.end()
+            patience.end()
             if mine and not isinstance(decision, Claimed) and claim.pid == this_process():
-                match decision:
-                    case Replay() | Mismatch(finished=True):
-                        self._lock.finish(claim)()
-                    case _:
-                        self._lock.release(claim)
+                if isinstance(decision, Replay) or decision == Mismatch(finished=True):
+                    self._lock.finish(claim)()
+                else:
+                    self._lock.release(claim)
 
     def look(self, key: bytes) -> Record | None:
         """The record as it is now, with its response decrypted. Claims nothing.
@@ -242,16 +243,8 @@ class DecisionEngine:
             return record
         return replace(record, response=self.opened(record))
 
-    def _first_look(self, claim: Claim) -> Record | Hold | None:
-        """The record, or a hold if there was none."""
-        if claim.pid != this_process():
-            raise LeaseLost(FORKED)
-        # None: somebody was first, between the two. Then there is something to look at.
-        return self._records.look_or_claim(claim) or self._records.look(claim.key)
-
     def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
-        if claim.pid != this_process():  # the hold is, too
-            raise LeaseLost(FORKED)
+        claim.refuse_in_child()  # the hold is the parent's, too
         return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, record))
 
     def _settle(
@@ -259,21 +252,18 @@ class DecisionEngine:
         claim: Claim,
         record: Record | None,
         mine: bool,
-        patience: _Patience | None,
+        patience: _Patience,
         policy: object,
     ) -> Decision:
         """Claim, or find out who did. ``mine``: the lock is this claim's."""
         rounds = 0
         while True:
-            step = decide(record, claim)
-            decision = None if step in _ONLY_TRIED else self._settled_by(step, record, claim, policy)
-            if decision is not None:
+            claim.refuse_in_child()
+            step, tried = decide(record, claim), record
+            if (decision := self._take(step, record, claim, mine, policy)) is not None:
                 return decision
             if rounds == ROUNDS:
                 raise StoreUnavailable
-            if (decision := self._try(step, record, claim, mine)) is not None:
-                return decision
-            tried = record
             if step is not Next.LET_RUN:
                 # Not getting a hold may mean held, finished just now or gone. So look once more.
                 record = self._records.look(claim.key)
@@ -281,61 +271,48 @@ class DecisionEngine:
             if tried is None or record is None or found is Situation.COMPLETED:
                 rounds += 1
                 continue
-            left = 0.0 if patience is None else patience.left()
+            left = patience.left()
             if found is Situation.EXPIRED and rounds == 0:
                 rounds, left = 1, max(left, PURGE_SECONDS)
             if left <= 0:
                 return InProgress(record.lease_left)
             if found is Situation.LEASED:
-                self._clock.sleep(min(left, POLL_SECONDS))
+                patience.spend(min(left, POLL_SECONDS), self._clock.sleep)
             else:
-                self._records.wait(claim.key, left)
+                patience.spend(left, partial(self._records.wait, claim.key))
             record = self._records.look(claim.key)
 
-    def _settled_by(
-        self, step: Next, record: Record | None, claim: Claim, policy: object
+    def _take(
+        self, step: Next, record: Record | None, claim: Claim, mine: bool, policy: object
     ) -> Decision | None:
-        """The decision, if the record alone makes it."""
+        """Take the next step. None: somebody else holds the operation, or the record has changed."""
+        seen, hold = cast("Record", record), None
         match step:
             case Next.REPLAY:
-                return self._replay(cast("Record", record), claim)
+                is_unknown = claim.fingerprint.matches(seen.fingerprint) is None
+                return Replay(self.opened(seen), seen.attempt, seen.fingerprint if is_unknown else None)
             case Next.REFUSE:
-                return Mismatch(finished=situation(record) is Situation.COMPLETED)
-            case Next.ASK_ROUTE:
-                is_tried = runs_again(cast("Record", record), policy, claim.retried_seconds)
-                return None if is_tried else Interrupted()
-            case Next.GIVE_UP if situation(record) is Situation.INTERRUPTED:
+                return Mismatch(finished=situation(seen) is Situation.COMPLETED)
+            case Next.ASK_ROUTE if not runs_again(seen, policy, claim.retried_seconds):
                 return Interrupted()
-            case _:
-                return None
-
-    def _try(self, step: Next, record: Record | None, claim: Claim, mine: bool) -> Decision | None:
-        """Try to get hold of the operation, if that is the next step."""
-        if claim.pid != this_process():
-            raise LeaseLost(FORKED)
-        hold: Hold | None = None
-        match step:
+            case Next.GIVE_UP:
+                return self._give_up(claim, seen)
             case Next.CLAIM:
                 hold = self._records.claim(claim)
             case Next.TAKE_OVER | Next.ASK_ROUTE:
-                hold = self._records.take_over(claim, cast("Record", record))
-            case Next.GIVE_UP:
-                return self._give_up(claim, cast("Record", record))
+                hold = self._records.take_over(claim, seen)
         return None if hold is None else self._claimed(hold, claim, mine, record)
 
     def _give_up(self, claim: Claim, record: Record) -> Interrupted | None:
         """Give the operation a lease that is over at once: so every store shows it as interrupted."""
-        if claim.lease_seconds is None:
-            self._clock.sleep(SETTLE_SECONDS)
-        hold = self._records.take_over(replace(claim, lease_seconds=0.0), record)
-        if hold is None:
-            return None
-        hold.abandon()
+        if situation(record) is not Situation.INTERRUPTED:
+            if claim.lease_seconds is None:
+                self._clock.sleep(SETTLE_SECONDS)
+            hold = self._records.take_over(replace(claim, lease_seconds=0.0), record)
+            if hold is None:
+                return None
+            hold.abandon()
         return Interrupted()
-
-    def _replay(self, record: Record, claim: Claim) -> Replay:
-        is_unknown = claim.fingerprint.matches(record.fingerprint) is None
-        return Replay(self.opened(record), record.attempt, record.fingerprint if is_unknown else None)
 
     def opened(self, record: Record) -> StoredResponse:
         """The response of a record that has ended, decrypted.

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .errors import LeaseLost
 from .fingerprint import Fingerprint
-from .process import this_process
+from .process import FORKED, this_process
 
 SEALED = b"\x01"
 """The first byte of everything stored encrypted: its format. No text begins with it."""
@@ -77,6 +78,11 @@ class Claim:
     retried_seconds: float = math.inf
     pid: int = field(default_factory=this_process, repr=False, compare=False)
     connection: Any = field(default=None, repr=False, compare=False)
+
+    def refuse_in_child(self) -> None:
+        """Raise ``LeaseLost`` in a process that was forked since the claim was made."""
+        if self.pid != this_process():
+            raise LeaseLost(FORKED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,23 @@ def test_a_duplicate_is_refused_when_its_wait_ran_out(
 
 
 @BOTH
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "leased"])
+def test_a_wait_ends_on_a_clock_that_a_test_has_stopped(
+    world, add_view, gate, background, assert_problem, monkeypatch, atomic
+):
+    add_view(world, during=gate, wait=0.3, atomic=atomic, **({} if atomic else {"lease": 60}))
+    first = background(world.post)
+    gate.wait_until_reached()
+    now = time.monotonic()
+    with monkeypatch.context() as stopped:
+        stopped.setattr(time, "monotonic", lambda: now)
+        duplicate = background(world.post)
+        assert_problem(duplicate.result(PATIENCE_SECONDS), 409, "request-in-progress", retry=True)
+    gate.open()
+    assert first.result().status_code == 201
+
+
+@BOTH
 def test_another_request_does_not_wait_to_be_refused(world, add_view, gate, background, assert_problem):
     add_view(world, during=gate, wait=30)
     first = background(world.post)

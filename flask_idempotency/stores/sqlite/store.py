@@ -8,7 +8,9 @@ another key waits, for five seconds at most.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -92,34 +94,38 @@ class SqliteRecords:
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Return when nobody writes, or the record is finished."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        for _ in _rounds(seconds):
             with suppress(StoreUnavailable):
                 self.messages.begin(waits=False).abandon()
                 return
             record = self.look(key)
             if record is None or record.state is not State.IN_PROGRESS:
                 return
-            time.sleep(POLL_SECONDS)
 
     def _begin_in_line(self, claim: Claim) -> Writing | None:
         """The transaction that writes, when it is free; None if the record is there by then."""
-        deadline = time.monotonic() + self._line_seconds
-        while True:
-            try:
+        for _ in _rounds(self._line_seconds):
+            with suppress(StoreUnavailable):
                 return self.messages.begin(_place(claim), waits=False)
-            except StoreUnavailable:
-                if time.monotonic() > deadline:
-                    raise
             if self.look(claim.key) is not None:
                 return None
-            time.sleep(POLL_SECONDS)
+        return self.messages.begin(_place(claim), waits=False)
 
     def _hold(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         if claim.lease_seconds is None:
             return SqliteHold.open(self.messages, claim, _place(claim))
         rows = self.messages.fetch(statements.ATTEMPT, claim_values(claim))
         return SqliteLease(self.messages, claim, attempt=rows[0][0]) if rows else None
+
+
+def _rounds(seconds: float) -> Iterator[None]:
+    """Pause between rounds until ``seconds`` are over: by the clock, or by count if that stands."""
+    deadline = time.monotonic() + seconds
+    for _ in range(math.ceil(seconds / POLL_SECONDS)):
+        yield
+        if time.monotonic() > deadline:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def _place(claim: Claim) -> Connection | None:
