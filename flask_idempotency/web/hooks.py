@@ -42,6 +42,7 @@ from .routes import (
     refuse_unsupported,
     route_of,
 )
+from .signals import tell_mistake
 from .views import protected
 
 
@@ -120,7 +121,11 @@ class Hooks:
         """The endpoint's options if it is protected; protects it now if ``protect`` covers it."""
         view = self._state.app.view_functions[endpoint]
         if (endpoint, method) not in self._known or self._known[endpoint, method][0] is not view:
-            self._known[endpoint, method] = self._find_safely(endpoint, method)
+            try:
+                self._known[endpoint, method] = self._find_safely(endpoint, method)
+            except ConfigurationError as error:
+                tell_mistake(self._state.app, endpoint, error)
+                raise
         return self._known[endpoint, method][1]
 
     def _find_safely(self, endpoint: str, method: str) -> tuple[Any, Route | None]:

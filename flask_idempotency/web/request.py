@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
-from flask import Flask, current_app
+from flask import Flask
 from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
@@ -144,8 +144,8 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
     """Whose key the present request has; ``scope_of`` is the option ``scope`` of its route.
 
     Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``, and
-    ``ConfigurationError`` if it looks for something that is not there yet; but the error itself if the
-    application has a handler for it, as for any other of ``scope_of``.
+    ``ConfigurationError`` if it looks for something that is not there yet. Other errors of ``scope_of``
+    are the application's.
     """
     if scope_of is None:
         return None
@@ -154,26 +154,16 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
     except ASKED_TOO_EARLY as error:
         if type(error) not in ASKED_TOO_EARLY:
             raise
-        mistake = ConfigurationError(
+        raise ConfigurationError(
             f"the scope callable {name_of(scope_of)} raised {type(error).__name__}. It is asked after"
             " your before_request functions, but before the decorators below @idempotent or protect(),"
             " such as @jwt_required(). Let it find the caller itself, with verify_jwt_in_request("
             "optional=True) first, or return what a before_request function has found; None if that is"
             " nobody. 'Whose key it is' on the page 'Protect views' has code for JWT and sessions"
-        )
-        if _is_handled(error):  # whoever logs it there sees ours as its cause
-            raise error from (error.__cause__ or mistake)
-        raise mistake from error
+        ) from error
     if required and (scope is None or scope == ""):
         raise ScopeUnknown
     return scope
-
-
-def _is_handled(error: Exception) -> bool:
-    """Return True if the application has a handler for such an error, or for all."""
-    blueprints = getattr(present_request(), "blueprints", ())
-    handlers = [current_app.error_handler_spec[name][None] for name in (*blueprints, None)]
-    return any(kind in each for each in handlers for kind in type(error).__mro__)
 
 
 def abandon_struck() -> None:

@@ -211,7 +211,7 @@ def conclude(
     if not subject.has_outcome:
         subject.has_outcome = True
         if "error" in facts:
-            _tell_mistake(app, subject.name, facts["error"])
+            tell_mistake(app, subject.name, facts["error"])
         if not (signal.receivers or log.logger.isEnabledFor(level)):
             return
         # A view that is not protected, and raises a problem of ours, has no beginning.
@@ -220,7 +220,7 @@ def conclude(
         note(app, signal, subject, level, **facts)
 
 
-def _tell_mistake(app: Flask, name: str, error: object) -> None:
+def tell_mistake(app: Flask, name: str, error: object) -> None:
     """Log, once for each name, what only the application's authors can mend: a handler may hide it."""
     if isinstance(error, (NotAtomic, ConfigurationError)):
         told = app.extensions["idempotency"].mistakes

@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from flask import Blueprint, Flask, g, request, session
+from flask import Flask, g, request, session
 from flask_jwt_extended import get_jwt_identity
 
 from flask_idempotency import (
@@ -11,7 +11,6 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
-from flask_idempotency.web.request import ASKED_TOO_EARLY
 from flask_idempotency.web.routes import name_of
 
 
@@ -109,40 +108,6 @@ def test_a_scope_may_reject_the_request(make_world, add_view, scope, status):
     world.app.register_error_handler(SignedOut, lambda error: ("sign in", 401))
     add_view(world)
     assert world.post().status_code == status
-
-
-@pytest.mark.parametrize("handled", [KeyError, LookupError, Exception])
-@pytest.mark.parametrize("place", ["app", "blueprint"])
-def test_an_error_that_the_application_handles_is_no_mistake(world, handled, place):
-    """It gets the response that it gets in a view."""
-    found, api = [], Blueprint("api", __name__)
-
-    def answer(error):
-        found.append(error)
-        return "sign in", 401
-
-    (world.app if place == "app" else api).register_error_handler(handled, answer)
-
-    @api.post("/payments")
-    @idempotent(scope=lambda: {}["user"])
-    def pay():
-        return "", 201
-
-    world.app.register_blueprint(api)
-    assert world.post().status_code == 401
-    assert type(found[0]) is KeyError
-    assert "before the decorators below" in str(found[0].__cause__)
-
-
-@pytest.mark.parametrize("kind", ASKED_TOO_EARLY)
-def test_such_an_error_may_have_a_cause_of_its_own(make_world, add_view, kind):
-    def scope():
-        raise kind from OSError("the directory is away")
-
-    world = make_world(init={"scope": scope})
-    world.app.register_error_handler(kind, lambda error: (str(error.__cause__), 401))
-    add_view(world)
-    assert world.post().text == "the directory is away"
 
 
 def test_an_api_with_one_tenant_has_no_scope(make_world, add_view):
