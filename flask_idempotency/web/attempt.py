@@ -33,7 +33,7 @@ from flask_idempotency.core.machine import FOLLOWS, IllegalPhase, Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.process import this_process
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import is_stored_by_default, outcome_after
+from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.leftovers import end_view, waits_for_commit
 from flask_idempotency.session.operation import OpenTransaction, Operation, Running
@@ -140,7 +140,7 @@ class Attempt:
         """
         try:
             response, stored = self._made(result)
-            is_stored = self._is_stored(response)
+            is_stored = self._route.is_stored(response)
         except Exception as error:  # a generator, or what the view registered, fails as the view may
             return self.raised(error)
         return self._ended(response, stored, is_stored)
@@ -181,7 +181,7 @@ class Attempt:
         with self:
             try:
                 response, stored = self._made(response)
-                is_stored = self._is_stored(response)
+                is_stored = self._route.is_stored(response)
             except Exception as error:
                 self._fail(error)
                 raise
@@ -253,12 +253,6 @@ class Attempt:
         while len(self._registered) > self._outside:
             response = app.ensure_sync(self._registered.pop(self._outside))(response)
         return response, capture(response, self._state.settings)
-
-    def _is_stored(self, response: Response) -> bool:
-        store = self._route.store
-        if store is None:
-            return is_stored_by_default(response.status_code, self._route.atomic)
-        return bool(store(response))
 
     def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:
         """End the attempt, or let it wait; the response, or that to a problem."""
@@ -393,7 +387,7 @@ class LeasedAttempt(Attempt):
             steps.begin_again()
             return None
         response, stored = self._made(found)
-        if self._is_stored(response):
+        if self._route.is_stored(response):
             self._complete(stored, False)
         else:
             self._release()

@@ -18,6 +18,7 @@ from flask import Request, Response
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import parse_pointer
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.operation import Operation
 
 from .settings import SETTINGS, Settings, boolean, checked, integer, optional, row, value_that
@@ -224,6 +225,12 @@ class Route:
         defaults = {**vars(settings), "scope": scope, "name": endpoint}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
+
+    def is_stored(self, response: Response) -> bool:
+        """Return True if the response is stored: so says the option ``store``, or else its status."""
+        if self.store is None:
+            return is_stored_by_default(response.status_code, self.atomic)
+        return bool(self.store(response))
 
     def applies_to(self, method: str) -> bool:
         """Return True if a request with this HTTP method is protected."""

@@ -6,9 +6,8 @@ the application: listeners that need one fail here, and that is logged.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache
 from random import random
-from typing import Any
 
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.logs import log
@@ -25,11 +24,7 @@ class Purge:
     """Called after a response, deletes a batch of expired ``records``. One for each process."""
 
     def __init__(self, records: Records) -> None:
-        self._records, self.batch, self._has_warned = records, MOST, False
-
-    @cached_property
-    def _store(self) -> Any:
-        return self._records.admin()
+        self._admin, self.batch, self._has_warned = cache(records.admin), MOST, False
 
     def is_due(self) -> bool:
         """Decide whether this request is followed by a purge. Other processes decide otherwise."""
@@ -38,25 +33,19 @@ class Purge:
     def __call__(self) -> None:
         """Delete a batch. What goes wrong is logged, and nobody's error.
 
-        The next batch is half of it if this one took too long, as where responses are of megabytes.
+        The next batch is half of it if this one took too long, as of large responses.
         """
+        deleted: int | None = 0
         try:
-            deleted = self._store.purge_briefly(self.batch)
+            deleted = self._admin().purge_briefly(self.batch)
         except StoreUnavailable as error:
             log.warning("expired records are deleted later: %r", error.__cause__ or error)
         except Exception:
             log.exception("expired records could not be deleted")
-        else:
-            if deleted is None:
-                self._slow_down()
-            elif deleted:
-                self.batch = min(MOST, 2 * self.batch)
-
-    def _slow_down(self) -> None:
-        self.batch = max(1, self.batch // 2)
-        if self.batch == 1 and not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "expired records are deleted one by one after responses, as two take over 100 ms:"
-                " run `flask idempotency purge`"
-            )
+        if deleted:
+            self.batch = min(MOST, 2 * self.batch)
+        elif deleted is None:
+            self.batch = max(1, self.batch // 2)
+            if self.batch == 1 and not self._has_warned:
+                self._has_warned = True
+                log.warning("expired records are deleted one by one: run `flask idempotency purge`")

@@ -49,6 +49,7 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     if not 100 <= status <= 599:
         raise IdempotencyError(f"the view returned the status {status}; allowed: 100 to 599")
     response.direct_passthrough = False
+    response.make_sequence()  # get_data() would not, of a class that says so
     response.headers.remove(REPLAYED)
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes

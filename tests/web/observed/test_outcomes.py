@@ -220,8 +220,7 @@ def test_a_callable_that_fails_would_have_failed_and_the_view_runs(
     assert world.post().status_code == 201
     failed = ("rejected", None)
     first = ("executed", None) if option == "authorize_replay" else failed
-    second = ("rejected", "operation-interrupted") if option == "store" and not atomic else failed
-    assert [(event.would, event.problem) for event in of(heard)] == [first, second]
+    assert [(event.would, event.problem) for event in of(heard)] == [first, failed]
     assert any(isinstance(event.error, LookupError) for event in of(heard))
     assert {record.levelno for record in caplog.records} >= {logging.WARNING}
     assert "canary" not in caplog.text
