@@ -39,25 +39,22 @@ from flask_idempotency.stores.sqlite.store import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, routes, run
 from flask_idempotency.web.app_state import AppState, Protections, set_state, states
-from flask_idempotency.web.environment import (
-    bind_of,
-    check_driver,
-    default_prefix,
-    warn_if_short,
-    worker_timeout,
-)
 from flask_idempotency.web.forms import idempotency_field
-from flask_idempotency.web.options import (
+from flask_idempotency.web.purging import Purge
+from flask_idempotency.web.settings import (
     NOT_GIVEN,
     PROTECTED_METHODS,
     RouteOptions,
     RunOptions,
     ScopeCallable,
+    Settings,
     Skip,
+    bind_of,
+    check_database,
     read_protection,
+    read_settings,
+    redis_prefix,
 )
-from flask_idempotency.web.purging import Purge
-from flask_idempotency.web.settings import Settings, read_settings
 from flask_idempotency.web.signals import Event, send, store_failed
 
 if TYPE_CHECKING:
@@ -119,10 +116,8 @@ class Idempotency:
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
         key = bind_of(sessions, settings)
-        setting, made_with = sessions.origin_of(key)
-        check_driver(sessions.engines[key], setting, settings.store, made_with)
-        timeout = worker_timeout()
-        warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
+        options = app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {}
+        check_database(sessions.engines[key], settings.store, options if key is None else {})
         make_client: Callable[[], Any] = lambda: client  # noqa: E731
         if client is None and settings.redis_url:
             make_client = client_from_url(settings.redis_url)
@@ -130,7 +125,7 @@ class Idempotency:
         joining.install(sessions)
         for each in state.engines.values():
             transaction.hook(each, stray.hear)
-        hooks.register(app, state, timeout)
+        hooks.register(app, state)
         app.add_template_global(idempotency_field)
         set_state(app, state)
         with suppress(ValueError):
@@ -332,9 +327,7 @@ def _compose(
 ) -> AppState:
     """Put stores, engine and settings together; the database of ``bind_key`` has the records."""
     database = sessions.engines[bind_key]
-    prefix = settings.redis_prefix or ""
-    if not prefix and settings.store in ("hybrid", "redis"):
-        prefix = default_prefix(sessions, bind_key, settings.table, settings.store)
+    prefix = redis_prefix(settings, database)
     # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.
     metadata = sessions.metadata_of(bind_key)
     there = metadata if settings.has_table else MetaData(info=metadata.info)

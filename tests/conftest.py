@@ -33,6 +33,7 @@ from tests.databases import Databases
 from tests.drivers import with_driver
 from tests.flask_releases import is_left_out
 from tests.sessions import make_db, protect
+from tests.stores import prefix_of
 from tests.waiting import wait_until
 
 PATIENCE_SECONDS = 10
@@ -260,6 +261,8 @@ def make_world(
         app.config["IDEMPOTENCY_STORE"] = store
         app.config.update(config)
         url = app.config["SQLALCHEMY_DATABASE_URI"]
+        named = prefix_of(url) if app.config["IDEMPOTENCY_STORE"] == "redis" else None
+        app.config.setdefault("IDEMPOTENCY_REDIS_PREFIX", named)
         app.config["SQLALCHEMY_DATABASE_URI"] = with_driver(url, driver)
         binds = app.config.get("SQLALCHEMY_BINDS", {})
         app.config["SQLALCHEMY_BINDS"] = {bind: with_driver(at, driver) for bind, at in binds.items()}

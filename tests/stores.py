@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 import weakref
@@ -12,6 +13,11 @@ from sqlalchemy import NullPool
 
 BOTH = pytest.mark.parametrize("store", ["hybrid", "postgres"], indirect=True)
 """For a test in which the lock in Redis can matter: somebody meets an attempt that runs, or died."""
+
+
+def prefix_of(database: Any) -> str:
+    """What the store ``redis`` needs: the ``IDEMPOTENCY_REDIS_PREFIX`` of one test's database."""
+    return f"{hashlib.sha256(str(database).encode()).hexdigest()[:12]}:"
 
 
 def on_sqlite(owner: Any) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from flask_idempotency.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
 from flask_idempotency.web.app_state import AppState, states
 from flask_idempotency.web.body import is_used_up
-from flask_idempotency.web.options import SAFE_METHODS, Route, ScopeCallable
 from flask_idempotency.web.request import current_scope, this_request
 from flask_idempotency.web.routes import (
     covering_route,
@@ -32,6 +31,7 @@ from flask_idempotency.web.routes import (
     refuse_unsupported,
     route_of,
 )
+from flask_idempotency.web.settings import SAFE_METHODS, Route, ScopeCallable
 
 HERE = {"REMOTE_ADDR": "127.0.0.1"}
 """Whom a request of ours comes from."""

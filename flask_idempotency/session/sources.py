@@ -66,13 +66,6 @@ class Sessions:
         metadata: Any = self._metadata
         return metadata  # type: ignore[no-any-return]
 
-    def origin_of(self, _name: str | None) -> tuple[str, Mapping[str, Any]]:
-        """Where one engine's URL was set, for messages, and the options that it was made with.
-
-        Those that decide where it connects: an engine itself does not tell.
-        """
-        return "the URL of the session's engine", {"creator": None}
-
 
 class FlaskSQLAlchemySessions(Sessions):
     """Those of Flask-SQLAlchemy 3: ``db.session``, with a metadata for each bind key."""
@@ -80,21 +73,12 @@ class FlaskSQLAlchemySessions(Sessions):
     def __init__(self, app: Flask, db: SQLAlchemy):
         with app.app_context():
             super().__init__(db, db.engines, None)
-        self._config = app.config
 
     def metadata_of(self, name: str | None) -> MetaData:
         """See :class:`Sessions`. It is made as for the bind's first model."""
         metadatas, usual = self._holder.metadatas, self._holder.metadata
         made = MetaData(naming_convention=usual.naming_convention, info={"bind_key": name})
         return metadatas.setdefault(name, made)  # type: ignore[no-any-return]
-
-    def origin_of(self, name: str | None) -> tuple[str, Mapping[str, Any]]:
-        """See :class:`Sessions`."""
-        if name is None:
-            own = self._config.get("SQLALCHEMY_ENGINE_OPTIONS")
-            return "SQLALCHEMY_DATABASE_URI", _options(self._holder, own)
-        own = self._config["SQLALCHEMY_BINDS"][name]
-        return f"SQLALCHEMY_BINDS[{name!r}]", _options(self._holder, own)
 
 
 class LiteSessions(Sessions):
@@ -125,19 +109,6 @@ class LiteSessions(Sessions):
         return session
 
     present = current  # made if it was not there: nothing public tells
-
-    def origin_of(self, name: str | None) -> tuple[str, Mapping[str, Any]]:
-        """See :class:`Sessions`."""
-        own = self._app.config["SQLALCHEMY_ENGINES"][name]
-        return f"SQLALCHEMY_ENGINES[{name!r}]", _options(self._holder, own)
-
-
-# Private in Flask-SQLAlchemy 3.1 and in -Lite 0.2; tests/unit/test_private_sqlalchemy.py watches both.
-
-
-def _options(db: Any, own: Any) -> Mapping[str, Any]:
-    """Return the options that ``SQLAlchemy(engine_options=...)`` was given, under an engine's own."""
-    return {**db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
 
 
 def sessions_of(app: Flask, db: Any, session: Any, metadata: Any) -> Sessions:

@@ -16,9 +16,8 @@ from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
 
-from .options import Route, ScopeCallable
 from .purging import Purge
-from .settings import Settings
+from .settings import Route, ScopeCallable, Settings
 
 
 @dataclass(eq=False)

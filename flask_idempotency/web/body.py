@@ -15,8 +15,7 @@ from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
 from flask_idempotency.core.keys import Part
 
-from .options import Route
-from .settings import Settings
+from .settings import Route, Settings
 
 CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""

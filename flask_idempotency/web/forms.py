@@ -29,9 +29,9 @@ from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 
 from .app_state import AppState, app_state
-from .options import Route
 from .request import FormKey, current_scope
 from .routes import route_of
+from .settings import Route
 
 FIELD = "idempotency_key"
 """The name of the field."""

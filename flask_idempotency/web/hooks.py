@@ -25,9 +25,7 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
 
 from .app_state import AppState
-from .environment import warn_if_short
 from .identity import prepare
-from .options import NOT_GIVEN, SAFE_METHODS, Route
 from .request import Request, begin_request, existing_request
 from .response import answer
 from .routes import (
@@ -42,13 +40,14 @@ from .routes import (
     refuse_unsupported,
     route_of,
 )
+from .settings import SAFE_METHODS, Route
 from .signals import tell_mistake
 from .views import protected
 
 
-def register(app: Flask, state: AppState, worker_timeout: float) -> None:
-    """Put the hooks on ``app``; ``worker_timeout`` is the server's, in seconds, or 0."""
-    hooks = Hooks(state, worker_timeout)
+def register(app: Flask, state: AppState) -> None:
+    """Put the hooks on ``app``."""
+    hooks = Hooks(state)
     for endpoint, view in app.view_functions.items():
         if (route := getattr(view, ROUTE, None)) is not None:
             refuse_unsupported(state, route, endpoint)  # for a later view, the first request does this
@@ -80,9 +79,8 @@ def end_waiting(_app: Flask, **_what: Any) -> None:
 class Hooks:
     """The hooks of one application."""
 
-    def __init__(self, state: AppState, worker_timeout: float) -> None:
-        self._state, self._worker_timeout = state, worker_timeout
-        self._known = state.known
+    def __init__(self, state: AppState) -> None:
+        self._state, self._known = state, state.known
 
     def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store."""
@@ -159,8 +157,6 @@ class Hooks:
             if route is not None:
                 refuse_hidden(self._state, endpoint, method, route)
         if route is not None:
-            if route.lease is not NOT_GIVEN:
-                warn_if_short(route.lease, self._worker_timeout, f"the option lease of {endpoint}")
             route = route.resolved(self._state.settings, self._state.scope, endpoint)
             refuse_unsupported(self._state, route, route.name)
         return view, route

@@ -19,8 +19,8 @@ from flask_idempotency.session.operation import Operation
 from . import forms
 from .app_state import AppState
 from .body import FORM_TYPES, Body, fingerprint
-from .options import REQUIRED, Route
 from .request import Request, current_scope
+from .settings import REQUIRED, Route
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters

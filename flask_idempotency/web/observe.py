@@ -29,9 +29,9 @@ from flask_idempotency.core.storable import outcome_after
 
 from .app_state import AppState
 from .identity import found_for_old, identify, prepare, request_claim
-from .options import Route
 from .request import Request, watch_end
 from .response import replay, replayed
+from .settings import Route
 from .signals import Subject, conclude, event_of, operation_observed, problem_type, tell_failure
 
 PAUSE_SECONDS = 10.0

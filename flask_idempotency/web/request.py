@@ -18,8 +18,8 @@ from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from .app_state import AppState
-from .options import Route, ScopeCallable
 from .routes import name_of
+from .settings import Route, ScopeCallable
 from .signals import Subject
 
 if TYPE_CHECKING:

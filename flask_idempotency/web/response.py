@@ -27,9 +27,8 @@ from flask_idempotency.flask_context import needed_app, present_request
 from flask_idempotency.session.operation import Operation
 
 from .app_state import AppState, app_state
-from .options import Route
 from .request import Request
-from .settings import Settings
+from .settings import Route, Settings
 from .signals import reject
 
 MEDIA_TYPE = "application/problem+json"

@@ -16,7 +16,7 @@ from werkzeug.local import LocalProxy
 from flask_idempotency.core.errors import ConfigurationError
 
 from .app_state import AppState, states
-from .options import NOT_GIVEN, Route
+from .settings import NOT_GIVEN, Route
 
 ROUTE = "__idempotency_route__"
 """The attribute that marks a protected view, with its options."""

@@ -32,13 +32,6 @@ from flask_idempotency.session.transaction import innermost
 from .app_state import AppState, app_state
 from .attempt import Attempt
 from .identity import new_claim, new_operation
-from .options import (
-    NOT_GIVEN,
-    Route,
-    RouteOptions,
-    RunOptions,
-    read_options,
-)
 from .request import (
     Request,
     existing_request,
@@ -46,6 +39,13 @@ from .request import (
     present_operation,
 )
 from .routes import refuse_unsupported
+from .settings import (
+    NOT_GIVEN,
+    Route,
+    RouteOptions,
+    RunOptions,
+    read_options,
+)
 from .signals import reject
 from .views import claim_or_answer
 

@@ -1,93 +1,177 @@
-"""Every setting, once: its name, type, default, what is allowed, and what it means.
+"""Every setting and every option, once: its name, type, default and what is allowed.
 
-The reference page repeats this table, and a test compares the two. A wrong value is a
-``ConfigurationError`` in ``init_app`` (a setting) or where the view is decorated (an option), never
-in the first request.
+:class:`Settings` has the application's, :class:`Route` what ``@idempotent``, ``protect`` and ``run``
+accept. What they mean stands on the page "Settings and options"; a test compares its tables with these.
+A wrong value is a ``ConfigurationError`` in ``init_app`` (a setting) or where the view is decorated (an
+option), never in the first request.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, TypedDict, cast
+from uuid import UUID
 
-from flask_idempotency.core.errors import ConfigurationError, shown
-from flask_idempotency.core.storable import NEVER_STORED, POINTERS
+from flask import Request, Response
+from sqlalchemy import Engine, StaticPool
+
+from flask_idempotency.core.errors import AUTOCOMMIT, ConfigurationError, shown
+from flask_idempotency.core.fingerprint import parse_pointer
+from flask_idempotency.core.storable import NEVER_STORED, POINTERS, is_stored_by_default
+from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.sources import Sessions
 
 PREFIX = "IDEMPOTENCY_"
 
 SECRET = frozenset({"IDEMPOTENCY_ENCRYPTION_KEYS", "IDEMPOTENCY_REDIS_URL"})
 """Settings whose values no message may show."""
 
+REQUIRED = "require"
+"""The option ``refuse_old_keys`` where every key must say when it was made."""
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""The methods that change nothing (RFC 9110 section 9.2.1)."""
+
+PROTECTED_METHODS = ("POST", "PATCH")
+"""What ``protect`` covers by default: the methods that are not idempotent by themselves (RFC 9110
+section 9.2.2, and RFC 5789 for PATCH)."""
+
+Skip = Callable[[Request], object]
+"""Whether a request passes as if its view were not protected."""
+
+ScopeCallable = Callable[[], Any]
+"""Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "NOT_GIVEN"
+
+
+NOT_GIVEN: Any = _NotGiven()
+"""The default of an argument for which None means something, and of an option that a setting gives."""
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of :meth:`Idempotency.run`: those that need no request."""
+
+    ttl: float | timedelta
+    namespace: str
+    name: str
+    wait: float | timedelta
+    other_binds: Sequence[str | None]
+    atomic: bool
+    max_attempts: int | None
+    refuse_old_keys: bool | Literal["require"]
+    lease: float | timedelta
+    on_interrupted: Literal["hold", "retry"] | Callable[[Operation], Any]
+
+
+class RouteOptions(RunOptions, total=False):
+    """The keyword arguments of ``@idempotent`` and ``protect``; all are optional.
+
+    * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
+    * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
+    * ``wait``: seconds that a concurrent duplicate waits for the first to finish before its 409.
+    * ``key``: callable returning the key (``str``, ``int`` or ``UUID``), in place of the header.
+      ``None``, ``""`` and a ``KeyError`` are a missing key.
+    * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
+    * ``fingerprint``: what two requests with one key must have in common. ``"request"``: method, path,
+      query, media type and body. ``"json"``: the same, but white space and the order of members in a
+      JSON body do not matter. A list of JSON pointers: only these fields of a JSON body, besides
+      method, path and query. A callable: only the bytes that it returns.
+    * ``max_request_bytes``: how long a body may be, in place of the application's limits: of any body,
+      and of what is compared as JSON or as fields of a form. A longer one gets 413. ``None``: theirs.
+    * ``store``: predicate ``(response) -> bool``; which responses are stored. If one is not, an atomic
+      view's writes are rolled back, and the key is free.
+    * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
+    * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
+    * ``name``: stands for the route in records and in the key's hash. If it is set, renaming the view
+      forgets no keys.
+    * ``other_binds``: bind keys that the view may write to, outside the operation's transaction.
+    * ``enforce``: ``False`` only observes: clients notice nothing, and logs and signals say what would
+      have happened.
+    * ``atomic``: ``False`` for a view with effects outside the database: no transaction is held.
+    * ``max_attempts``: how often an operation may be begun. Then it is held, whatever
+      ``on_interrupted`` says, until an operator releases it. ``None``: as often as it is retried.
+    * ``refuse_old_keys``: ``True``: a key without a record that is older than ``ttl`` gets 409, as its
+      operation may have been done and forgotten. A key says its age as a UUID of version 7, or in a
+      form's field. One without an age passes, or with ``"require"`` gets 400.
+
+    Only with ``atomic=False``:
+
+    * ``lease``: seconds or ``timedelta`` without a renewal after which the operation counts as
+      interrupted.
+    * ``on_interrupted``: what the next request gets after an interruption, when nobody knows whether
+      the effect happened. ``"hold"``: 409, until an operator decides. ``"retry"``: the view runs again,
+      except for its finished steps; once it began more than ``ttl`` ago, 409 as well. A callable
+      ``(operation)``, asked once the lease has ended: the response that it returns; None runs the view
+      again.
+    """
+
+    required: bool
+    key: Callable[[], str | int | UUID | None]
+    scope: ScopeCallable | None
+    fingerprint: str | Sequence[str] | Callable[[], bytes]
+    max_request_bytes: int | None
+    store: Callable[[Response], bool]
+    authorize_replay: Callable[[Operation], bool]
+    enforce: bool
+
+
+# What a value may be: how it is read, and what a message says is allowed.
+
 
 @dataclass(frozen=True)
-class Setting:
-    """One row of the table, and its name."""
+class Kind:
+    """``read`` returns a value as it is used, or raises ValueError or TypeError."""
 
-    name: str
-    default: Any
     read: Callable[[Any], Any]
     allowed: str
-    meaning: str
+
+    def or_none(self) -> Kind:
+        """The same, or None."""
+        return Kind(lambda value: None if value is None else self.read(value), self.allowed)
 
 
-def value_that(is_allowed: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """A reader that returns the value itself if it is allowed, and else raises ValueError."""
-
+def _that(is_allowed: Callable[[Any], object], allowed: str) -> Kind:
     def read(value: Any) -> Any:
         if not is_allowed(value):
             raise ValueError
         return value
 
-    return read
+    return Kind(read, allowed)
 
 
-boolean = value_that(lambda value: isinstance(value, bool))
-_boolean_or_require = value_that(lambda value: isinstance(value, bool) or value == "require")
-
-
-def _one_of(*values: str) -> Callable[[Any], str]:
-    return value_that(lambda value: value in values)
-
-
-def _matching(pattern: str) -> Callable[[Any], str]:
-    return value_that(lambda value: isinstance(value, str) and re.fullmatch(pattern, value))
+def _matching(pattern: str, allowed: str) -> Kind:
+    return _that(lambda value: isinstance(value, str) and re.fullmatch(pattern, value), allowed)
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
     return not isinstance(value, bool) and low <= value <= high  # which also refuses NaN
 
 
-def integer(low: int, high: int) -> Callable[[Any], int]:
-    """A reader of integers from ``low`` to ``high``."""
-    return value_that(lambda value: isinstance(value, int) and _is_number(value, low, high))
+def _integer(low: int, high: int, allowed: str) -> Kind:
+    return _that(lambda value: isinstance(value, int) and _is_number(value, low, high), allowed)
 
 
-def _seconds(low: float, high: float) -> Callable[[Any], float]:
+def _seconds(low: float, high: float, range_shown: str) -> Kind:
     def read(value: Any) -> float:
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
         if not isinstance(seconds, (int, float)) or not _is_number(seconds, low, high):
             raise ValueError
         return float(seconds)
 
-    return read
+    return Kind(read, f"seconds (int, float) or a timedelta, from {range_shown}")
 
 
-def optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A reader that also lets None pass."""
-    return lambda value: None if value is None else read(value)
-
-
-def _list(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):  # a set has another order in each process
-        raise ValueError
-    return tuple(value)
-
-
-_TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 _OTHER_HEADERS = NEVER_STORED | POINTERS | {
     "accept", "authorization", "cache-control", "content-encoding", "content-type", "cookie", "etag",
     "expect", "host", "origin", "retry-after", "vary", "www-authenticate",
@@ -96,123 +180,191 @@ _OTHER_HEADERS = NEVER_STORED | POINTERS | {
 a credential, or the same in every request."""
 
 
-def _header_name(value: Any) -> str:
-    name = _TOKEN(value)
-    if name.lower() in _OTHER_HEADERS:
+def _header_name(value: Any) -> Any:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):  # RFC 9110 section 5.6.2
+        raise ValueError
+    if value.lower() in _OTHER_HEADERS:
         raise ConfigurationError("HTTP uses this header for something else; choose another name")
-    return name
+    return value
 
 
-def row(default: Any, read: Callable[[Any], Any], allowed: str, meaning: str = "") -> Any:
-    """A field of a table; ``read`` returns its value as used, or raises ValueError."""
-    return field(default=default, metadata={"read": read, "allowed": allowed, "meaning": meaning})
+def _list(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):  # a set has another order in each process
+        raise ValueError
+    return tuple(value)
+
+
+def _taking_one(value: Any) -> Any:
+    """A callable of one argument; where its signature cannot be had, any."""
+    if not callable(value):
+        raise TypeError
+    with suppress(ValueError):
+        inspect.signature(value).bind(None)
+    return value
+
+
+def _methods(value: Any) -> frozenset[str]:
+    if isinstance(value, (str, bytes)):
+        raise ValueError
+    methods = frozenset(str(name).upper() for name in value)
+    if not methods or methods - {"DELETE", "PATCH", "POST", "PUT"}:
+        raise ValueError
+    return methods
+
+
+def _fingerprint(value: Any) -> Any:
+    if value in ("request", "json") or callable(value):
+        return value
+    if not value:
+        raise ValueError
+    return tuple(map(parse_pointer, _list(value)))
+
+
+def _policy(value: Any) -> Any:
+    if inspect.iscoroutinefunction(value):  # nobody would await it
+        raise TypeError
+    return value if value in ("hold", "retry") else _taking_one(value)
+
+
+NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
+
+
+def is_name(value: object) -> bool:
+    """Return True if every store can keep ``value`` as a name: see :data:`NAMES`."""
+    return isinstance(value, str) and bool(re.fullmatch("[^\0\ud800-\udfff]{1,255}", value))
 
 
 _YEAR = 366 * 24 * 3600
-_FIELD = "a header name that HTTP does not use for something else"
-_DURATION = "seconds (int, float) or a timedelta, from {} to {}"
+_BOOLEAN = _that(lambda value: isinstance(value, bool), "True or False")
+_AGE = _that(lambda value: isinstance(value, bool) or value == REQUIRED, "True, False or 'require'")
+_BYTES = _integer(0, 1024**3, "an integer from 0 to 1 GiB")
+_TTL = _seconds(1, 10 * _YEAR, "1 second to 10 years")
+_LEASE = _seconds(1, 86400, "1 second to 1 day")
+_WAIT = _seconds(0, 300, "0 to 300 seconds")
+_NAMESPACE = _matching(r"[\x21-\x7e]{0,64}", "up to 64 visible ASCII characters")
+_SQL_NAME = "an SQL name of up to 50 ASCII letters, digits and underscores"
+_STORES = ("hybrid", "postgres", "redis", "sql")
 
 
-# fmt: off
+def _row(default: Any, kind: Kind) -> Any:
+    return field(default=default, metadata={"kind": kind})
+
+
 @dataclass(frozen=True, repr=False)  # error reports show it, and it holds passwords
 class Settings:
-    """The settings of one application. Each row also says how its value is read, and why."""
+    """The settings of one application."""
 
-    store: str = row(None, optional(_one_of("hybrid", "postgres", "redis", "sql")),
-        "'hybrid', 'postgres', 'redis' or 'sql'",
-        "Where claims and responses are stored. The default is `hybrid` if a Redis is configured,"
-        " else `postgres`. `sql` is `postgres`, or for development and tests the application's"
-        " SQLite file.")
-    redis_url: str | None = row(None, optional(_matching(r"(?s).*")),
-        "a URL; None or empty for none",
-        "`redis://`, `rediss://` or `unix://`; for a cluster or Sentinels, give a ready client as"
-        " `redis=`. Time-outs are 0.05 s unless the URL sets others"
-        " (`?socket_timeout=0.2`): a request that waits longer would be faster without Redis.")
-    redis_prefix: str | None = row(None, optional(_matching(r"[\x21-\x7e]{1,100}")),
-        "1 to 100 visible ASCII characters",
-        "What every key in Redis begins with. The default is `idempotency:` and a digest of"
-        " database and table, so that applications may share one Redis. Where the URL does not say"
-        " which database it is, `init_app` asks for [this setting](go-live.md#redis-prefix).")
-    header: str = row("Idempotency-Key", _header_name, _FIELD,
-        "The request header that carries the key. The default is that of the IETF draft; another is for"
-        " an API whose clients already send one.")
-    required: bool = row(True, boolean, "True or False",
-        "Default of the option `required`: whether a request without a key gets 400. `True`, because"
-        " such a request cannot be retried safely.")
-    ttl: float = row(86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
-        "Default of the option `ttl`: how long a finished record replays. A day outlives a"
-        " client's retries over a night's outage.")
-    refuse_old_keys: bool | str = row(False, _boolean_or_require, "True, False or 'require'",
-        "Default of the option `refuse_old_keys`: whether a key that is older than `ttl`, and of which"
-        " no record is left, gets [409](http.md#key-expired). Otherwise a client that comes back after"
-        " the retention runs the operation again. With `\"require\"`, keys that do not say when they"
-        " were made are rejected, too. `False`, because most clients' keys do not say it.")
-    lease: float = row(60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
-        "Default of the option `lease`: how long an operation that is not atomic may go without"
-        " renewing its lease before another request may judge it interrupted. Make it longer than"
-        " the slowest step (without steps: the slowest view), and than the server's own time-out for a"
-        " worker: the default is twice gunicorn's.")
-    wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
-        "Default of the option `wait`: how long a duplicate waits for the first to finish. With 0 it"
-        " gets its 409 at once, which occupies no thread and no connection.")
-    max_request_bytes: int = row(16 * 1024 * 1024, integer(0, 1024**3),
-        "an integer from 0 to 1 GiB",
-        "The longest body of a request with a key, where the application sets no limit itself"
-        " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
-        " longer one gets 413. A body is kept in memory while it is compared: with eight threads, the"
-        " default bounds that at 144 MiB. JSON that is compared as JSON, and the fields of a form, may"
-        " have 1 MiB of it; the option `max_request_bytes` replaces both limits.")
-    max_response_bytes: int = row(8 * 1024 * 1024, integer(0, 1024**3),
-        "an integer from 0 to 1 GiB",
-        "The largest body that is stored. A larger one is sent in full the first time; a retry gets"
-        " `response-not-kept`. A stored body travels as one value, and takes room until it expires; the"
-        " default is far above what an API usually sends.")
-    table: str = row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
-        "an SQL name of up to 50 ASCII letters, digits and underscores",
-        "The name of the table. The table of steps adds the suffix `_step`. No model of yours may have"
-        " such a name. PostgreSQL's names have 63 characters at most, and those of the indexes add to"
-        " this one. Applications with tables of their own do not share records.")
-    bind_key: str | None = row(None, optional(_matching(r"(?s).+")), "a bind key, or None",
-        "The bind whose database holds the records, and whose writes are atomic with them. `None` is"
-        " the application's default database.")
-    namespace: str = row("", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
-        "Default of the option `namespace`, which is part of every key: keys of two namespaces never"
-        " meet. For applications that share a table, and for a new version of an API.")
-    problem_base: str = row("urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
-        "a URI prefix",
-        "The `type` of a problem is this prefix and the problem's name. The default promises no page;"
-        " set the URL of your own documentation, with its last `/` or `#`.")
-    purge: bool = row(True, boolean, "True or False",
-        "Whether some responses are followed by the deletion of a few expired records, when they have"
-        " been sent. With `False`, run `flask idempotency purge` regularly.")
-    encryption_keys: tuple[bytes | str, ...] = row((), _list, "a list of keys, newest first",
-        "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
-        " any. Each key is 32 bytes, or their URL-safe base64. There is no default: whoever loses a key"
-        " loses the responses under it, so it must be one that you keep.")
-    accept_unsealed: bool = row(False, boolean, "True or False",
-        "With encryption keys set, nothing that is stored unencrypted is used, as anyone who can write"
-        " to the table could have written it. `True` allows it, for one retention after turning"
-        " encryption on.")
-    on_store_error: str = row("reject", _one_of("reject", "allow"), "'reject' or 'allow'",
-        "What happens if PostgreSQL cannot be reached before the view: `reject` responds with 503,"
-        " `allow` runs the view unprotected (logged, and signalled as `operation_unprotected`). The"
-        " default keeps the guarantees: an unprotected view runs again with each retry.")
-    enforce: bool = row(True, boolean, "True or False",
-        "Default of the option `enforce`. `False` only observes: clients notice nothing, and logs and"
-        " signals say what would have happened. It applies to views, not to `run`.")
-    enabled: bool = row(True, boolean, "True or False",
-        "`False` turns the protection off; views run as if undecorated, and keys that come meanwhile"
-        " are not remembered. For tests, and to rule the extension out when you look for a fault.")
-# fmt: on
+    store: str = _row(
+        None, _that(_STORES.__contains__, "'hybrid', 'postgres', 'redis' or 'sql'").or_none()
+    )
+    redis_url: str | None = _row(None, _matching(r"(?s).*", "a URL; None or empty for none").or_none())
+    redis_prefix: str | None = _row(
+        None, _matching(r"[\x21-\x7e]{1,100}", "1 to 100 visible ASCII characters").or_none()
+    )
+    header: str = _row(
+        "Idempotency-Key", Kind(_header_name, "a header name that HTTP does not use for something else")
+    )
+    required: bool = _row(True, _BOOLEAN)
+    ttl: float = _row(86400.0, _TTL)
+    refuse_old_keys: bool | str = _row(False, _AGE)
+    lease: float = _row(60.0, _LEASE)
+    wait: float = _row(0.0, _WAIT)
+    max_request_bytes: int = _row(16 * 1024 * 1024, _BYTES)
+    max_response_bytes: int = _row(8 * 1024 * 1024, _BYTES)
+    table: str = _row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}", _SQL_NAME))
+    bind_key: str | None = _row(None, _matching(r"(?s).+", "a bind key, or None").or_none())
+    namespace: str = _row("", _NAMESPACE)
+    problem_base: str = _row(
+        "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*", "a URI prefix")
+    )
+    purge: bool = _row(True, _BOOLEAN)
+    encryption_keys: tuple[bytes | str, ...] = _row((), Kind(_list, "a list of keys, newest first"))
+    accept_unsealed: bool = _row(False, _BOOLEAN)
+    on_store_error: str = _row("reject", _that(("reject", "allow").__contains__, "'reject' or 'allow'"))
+    enforce: bool = _row(True, _BOOLEAN)
+    enabled: bool = _row(True, _BOOLEAN)
 
     @property
     def has_table(self) -> bool:
         """True if the records are in a table of ours, in the application's database."""
-        return self.store in ("hybrid", "postgres", "sql")
+        return self.store != "redis"
 
 
-SETTINGS = tuple(Setting(each.name.upper(), each.default, **each.metadata) for each in fields(Settings))
-"""The rows of the table."""
+@dataclass(frozen=True)
+class Route:
+    """The checked options of one route; what is ``NOT_GIVEN`` is the application's to say."""
+
+    required: bool = _row(NOT_GIVEN, _BOOLEAN)
+    ttl: float = _row(NOT_GIVEN, _TTL)
+    wait: float = _row(NOT_GIVEN, _WAIT)
+    key: Callable[[], str | int | UUID | None] | None = _row(
+        None, _that(callable, "a callable that gives the key")
+    )
+    scope: ScopeCallable | None = _row(
+        NOT_GIVEN, _that(callable, "a callable, or None for an API with one tenant").or_none()
+    )
+    fingerprint: str | tuple[str, ...] | Callable[[], bytes] = _row(
+        "request",
+        Kind(_fingerprint, "'request', 'json', a list of JSON pointers, or a callable giving bytes"),
+    )
+    max_request_bytes: int | None = _row(
+        None, _integer(0, 1024**3, "an integer from 0 to 1 GiB, or None").or_none()
+    )
+    store: Callable[[Response], bool] | None = _row(
+        None, Kind(_taking_one, "a callable that takes the response and gives True or False")
+    )
+    namespace: str = _row(NOT_GIVEN, _NAMESPACE)
+    authorize_replay: Callable[[Operation], bool] | None = _row(
+        None, Kind(_taking_one, "a callable that takes the operation and gives True or False")
+    )
+    name: str = _row(NOT_GIVEN, _that(is_name, NAMES))
+    other_binds: tuple[str | None, ...] = _row((), Kind(_list, "a list of bind keys"))
+    enforce: bool = _row(NOT_GIVEN, _BOOLEAN)
+    atomic: bool = _row(True, _BOOLEAN)
+    max_attempts: int | None = _row(
+        None, _integer(1, 10_000, "an integer from 1 to 10000, or None").or_none()
+    )
+    refuse_old_keys: bool | str = _row(NOT_GIVEN, _AGE)
+    lease: float = _row(NOT_GIVEN, _LEASE)
+    on_interrupted: str | Callable[[Operation], Any] = _row(
+        "hold", Kind(_policy, "'hold', 'retry', or a callable, not async, that takes the operation")
+    )
+    methods: frozenset[str] | None = _row(
+        None, Kind(_methods, "one or more of DELETE, PATCH, POST, PUT, in a list")
+    )
+    skip: Skip | None = _row(
+        None, _that(callable, "a callable that takes the request, or None").or_none()
+    )
+    given: Route | None = field(default=None, repr=False, compare=False)
+
+    def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
+        """The same for one endpoint, with nothing left open; ``given`` is the route itself."""
+        defaults = {**vars(settings), "scope": scope, "name": endpoint}
+        left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
+        return replace(self, **left_open, given=self)
+
+    def is_stored(self, response: Response) -> bool:
+        """Return True if the response is stored: so says the option ``store``, or else its status."""
+        if self.store is None:
+            return is_stored_by_default(response.status_code, self.atomic)
+        return bool(self.store(response))
+
+    def applies_to(self, method: str) -> bool:
+        """Return True if a request with this HTTP method is protected."""
+        return method not in SAFE_METHODS if self.methods is None else method in self.methods
+
+
+def _kinds(table: Any) -> dict[str, Kind]:
+    return {each.name: each.metadata["kind"] for each in fields(table) if each.metadata}
+
+
+SETTINGS = {PREFIX + name.upper(): kind for name, kind in _kinds(Settings).items()}
+"""What each setting may be."""
+
+_CHECKS = _kinds(Route)
+
+OPTIONS = {name: _CHECKS[name] for name in _CHECKS if name in RouteOptions.__annotations__}
+"""What each option of ``@idempotent`` may be, in order."""
 
 
 def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
@@ -221,33 +373,131 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
     ``redis_given`` says that ``init_app`` got a client. Raises ``ConfigurationError`` for a wrong value
     and for an unknown name.
     """
-    known = {PREFIX + setting.name for setting in SETTINGS}
     for name in config:
-        if isinstance(name, str) and name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+        if isinstance(name, str) and name.startswith(PREFIX) and name not in SETTINGS:
+            close = difflib.get_close_matches(name, SETTINGS, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigurationError(f"{name} is not a setting of Flask-Idempotency{hint}")
-    values: dict[str, Any] = {}
-    for setting in SETTINGS:
-        name = PREFIX + setting.name
-        value = checked(name, config.get(name, setting.default), setting.read, setting.allowed)
-        values[setting.name.lower()] = value
-    redis_given = redis_given or bool(values["redis_url"])
-    values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
-    if values["store"] in ("hybrid", "redis") and not redis_given:
+    settings = Settings(
+        **{
+            name.removeprefix(PREFIX).lower(): _checked(name, config[name], kind)
+            for name, kind in SETTINGS.items()
+            if name in config
+        }
+    )
+    redis_given = redis_given or bool(settings.redis_url)
+    store = settings.store or ("hybrid" if redis_given else "postgres")
+    if store in ("hybrid", "redis") and not redis_given:
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE is {values['store']!r}, which needs a Redis: set IDEMPOTENCY_REDIS_URL,"
+            f"IDEMPOTENCY_STORE is {store!r}, which needs a Redis: set IDEMPOTENCY_REDIS_URL,"
             " or pass a client to init_app(redis=...), or use 'postgres'"
         )
-    return Settings(**values)
+    if store == "redis" and settings.redis_prefix is None:
+        raise ConfigurationError(
+            "IDEMPOTENCY_STORE is 'redis', where applications with one prefix get each other's"
+            " responses: set IDEMPOTENCY_REDIS_PREFIX to a name that no other application on this Redis"
+            " has"
+        )
+    return replace(settings, store=store)
 
 
-def checked(name: str, value: Any, read: Callable[[Any], Any], allowed: str) -> Any:
-    """``read(value)``; raises ``ConfigurationError`` with name, value and what is allowed."""
+def _checked(name: str, value: Any, kind: Kind) -> Any:
+    """``value`` as it is used; raises ``ConfigurationError`` with name, value and what is allowed."""
     what = "(not shown)" if name in SECRET else shown(value)
     try:
-        return read(value)
+        return kind.read(value)
     except ConfigurationError as error:  # says what is wrong inside the value
         raise ConfigurationError(f"{name} is {what}: {error}") from None
     except (ValueError, TypeError):
-        raise ConfigurationError(f"{name} is {what}; allowed: {allowed}") from None
+        raise ConfigurationError(f"{name} is {what}; allowed: {kind.allowed}") from None
+
+
+def read_protection(methods: Collection[str], skip: Skip | None, options: RouteOptions) -> Route:
+    """Check what ``protect`` was given. Raises ``ConfigurationError`` naming the first wrong one."""
+    return replace(read_options(options), **_read({"methods": methods, "skip": skip}))
+
+
+def read_options(options: RouteOptions) -> Route:
+    """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
+    if unknown := options.keys() - OPTIONS.keys():
+        raise ConfigurationError(
+            f"{min(unknown)} is not an option of an idempotent route; there are: {', '.join(OPTIONS)}"
+        )
+    for name in ("lease", "on_interrupted"):
+        if name in options and options.get("atomic", True):
+            raise ConfigurationError(
+                f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"
+                " dies, the database rolls it back at once"
+            )
+    return Route(**_read(options))
+
+
+def read_lease(seconds: Any) -> float:
+    """The seconds of a lease. Raises ``ConfigurationError`` as the option ``lease`` does."""
+    return cast("float", _read({"lease": seconds})["lease"])
+
+
+def _read(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _checked(name, value, _CHECKS[name]) for name, value in values.items()}
+
+
+# The database that the settings choose.
+
+
+def bind_of(sessions: Sessions, settings: Settings) -> str | None:
+    """The bind whose database has the records.
+
+    Raises ``ConfigurationError`` if the application does not have it.
+    """
+    given = settings.bind_key
+    key = sessions.usual if given is None else given
+    if key not in sessions.engines:
+        known = ", ".join(map(shown, sessions.engines)) or "none, as no engine is synchronous"
+        by_default = " by default" if given is None else ""
+        raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY is {shown(key)}{by_default}; allowed: {known}")
+    return key
+
+
+def check_database(engine: Engine, store: str, options: Mapping[str, Any]) -> None:
+    """Raise ``ConfigurationError``, with the fix, for a database that the store does not support.
+
+    ``options`` are what the application's configuration says of the engine. An engine does not tell all
+    of its own; what stays unknown here is refused in the first request.
+    """
+    url, kind, where = engine.url, engine.dialect.name, "the URL of the records' database"
+    if store == "redis":
+        return
+    if store == "sql" and kind == "sqlite":
+        in_memory = url.database in (None, "", ":memory:") or "mode" in url.query
+        if in_memory or isinstance(engine.pool, StaticPool):
+            raise ConfigurationError(
+                f"{where} is for a SQLite database to which all requests share one connection: use a"
+                " file, not one in memory, with SQLAlchemy's usual pool"
+            )
+        return
+    if kind != "postgresql":
+        raise ConfigurationError(
+            f"{where} is for {kind}; the store {store!r} needs PostgreSQL:"
+            " postgresql+psycopg2://user:password@host/database. For development,"
+            " IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
+        )
+    if engine.dialect.is_async:
+        raise ConfigurationError(
+            f"{where} begins with {url.drivername}://, which is a driver for asyncio; allowed:"
+            " postgresql+psycopg2://, postgresql+psycopg://, or another one that is not"
+        )
+    level = {**options, **engine.get_execution_options()}.get("isolation_level")
+    if str(level).upper() == "AUTOCOMMIT":
+        raise ConfigurationError(AUTOCOMMIT)
+
+
+def redis_prefix(settings: Settings, engine: Engine) -> str:
+    """What names in Redis begin with: by default, it tells databases and tables apart.
+
+    Two databases that it cannot tell apart share the lock of ``hybrid``. That costs at most a 409 for
+    the other's request, as a key's hash must be the same, too.
+    """
+    url = engine.url
+    place = "\n".join(map(str, (url.host, url.port, url.database, settings.table)))
+    digest = hashlib.sha256(place.encode()).hexdigest()[:12]
+    return settings.redis_prefix or f"idempotency:{digest}:"

@@ -29,7 +29,7 @@ from flask_idempotency.session.leftovers import holds_changes, refuse_changes, u
 from flask_idempotency.session.operation import OpenTransaction, Operation
 
 from .app_state import AppState
-from .options import NAMES, is_name, read_lease
+from .settings import NAMES, is_name, read_lease
 from .signals import Event, warn
 
 _PASSING = (

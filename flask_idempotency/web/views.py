@@ -38,10 +38,10 @@ from .app_state import AppState, app_state
 from .attempt import Attempt, LeasedAttempt
 from .identity import found_for_old, identify, request_claim
 from .observe import Observed, observe
-from .options import Route, RouteOptions, read_options
 from .request import Request, abandon_struck, is_outermost_request, this_request
 from .response import handle_problem, replay, replayed
 from .routes import ROUTE, note_decorated, refuse_unsupported
+from .settings import Route, RouteOptions, read_options
 from .signals import (
     conclude,
     event_of,

@@ -9,6 +9,7 @@ from flask import Flask
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
 from tests.sessions import make_db, protect
+from tests.stores import prefix_of
 
 STORES = ["sql", "redis", "hybrid", "postgres"]
 TRANSACTIONAL = [store for store in STORES if store != "redis"]
@@ -23,6 +24,7 @@ class Shop:
         self.app.config.update(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE=store, **config)
         if store in ("redis", "hybrid"):
             self.app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
+            self.app.config["IDEMPOTENCY_REDIS_PREFIX"] = prefix_of(uri)
         self.db = make_db()
         self.db.init_app(self.app)
 

@@ -15,6 +15,7 @@ from flask_idempotency.cli import cli
 from tests.contract.test_requests import STORES
 from tests.killed import Killed
 from tests.sessions import make_db, protect
+from tests.stores import prefix_of
 
 PAGE = Path(__file__).parents[2] / "docs/http.md"
 ROW = re.compile(r"^\| \[(.+?)\]\(#([\w-]+)\) \| (.+?) \| (.+?) \| (.+?) \| .+? \|$", re.MULTILINE)
@@ -35,6 +36,7 @@ class Shop:
             SQLALCHEMY_DATABASE_URI=uri,
             IDEMPOTENCY_STORE=store,
             IDEMPOTENCY_REDIS_URL=redis_url if store in ("redis", "hybrid") else None,
+            IDEMPOTENCY_REDIS_PREFIX=prefix_of(uri),
             IDEMPOTENCY_MAX_RESPONSE_BYTES=1000,
             IDEMPOTENCY_MAX_REQUEST_BYTES=1000,
             PROPAGATE_EXCEPTIONS=False,

@@ -10,6 +10,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.stores.redis.store import RedisRecords
 from tests.contract.suite import StoreContract
 from tests.drivers import EACH
+from tests.stores import prefix_of
 
 
 def make(tmp_path, **config):
@@ -52,7 +53,12 @@ class TestRedis(OnSqlite):
 
     @pytest.fixture
     def app(self, tmp_path, redis_server):
-        return make(tmp_path, IDEMPOTENCY_STORE="redis", IDEMPOTENCY_REDIS_URL=redis_server.url)
+        return make(
+            tmp_path,
+            IDEMPOTENCY_STORE="redis",
+            IDEMPOTENCY_REDIS_URL=redis_server.url,
+            IDEMPOTENCY_REDIS_PREFIX=prefix_of(tmp_path),
+        )
 
 
 class TestRedisWithAClientOfOnesOwn(StoreContract):

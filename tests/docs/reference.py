@@ -18,8 +18,7 @@ from unittest.mock import patch
 import click
 
 from flask_idempotency.cli import cli
-from flask_idempotency.web.options import CHECKS, Route, RouteOptions
-from flask_idempotency.web.settings import PREFIX, SETTINGS
+from flask_idempotency.web.settings import OPTIONS, PREFIX, SETTINGS, Route, RouteOptions, Settings
 from tests.docs.pages import ROOT
 
 _DEFAULTS = {
@@ -35,25 +34,31 @@ _DEFAULTS = {
 
 
 def settings() -> Iterator[str]:
-    """The row of every setting, in the order of the code."""
-    for setting in SETTINGS:
-        yield _row(PREFIX + setting.name, _shown(setting.default), setting.meaning, setting.allowed)
+    """The row of every setting, in the order of the code, as :func:`without_prose` leaves it."""
+    for name, kind in SETTINGS.items():
+        default = getattr(Settings, name.removeprefix(PREFIX).lower())
+        yield _row(name, _shown(default), "…", kind.allowed)
+
+
+def without_prose(row: str) -> str:
+    """The row of a setting without what it means, which the page alone says."""
+    name, default, meaning = row.removeprefix("| ").split(" | ")
+    return f"| {name} | {default} | … Allowed: {meaning.rpartition('Allowed: ')[2]}"
 
 
 def options() -> Iterator[str]:
     """The row of every option, in the order of ``RouteOptions``."""
-    of_app = {setting.name.lower(): setting.name for setting in SETTINGS}
     for name, meaning in re.findall(
         r"\* ``(\w+)``: (.*?)(?=\n\s*\n|\n\s*\* ``|\Z)", RouteOptions.__doc__ or "", re.DOTALL
     ):
         if name in _DEFAULTS:
             default = _DEFAULTS[name]
-        elif name in of_app:
-            default = f"`{PREFIX}{of_app[name]}`"
+        elif f"{PREFIX}{name.upper()}" in SETTINGS:
+            default = f"`{PREFIX}{name.upper()}`"
         else:
             default = f"`{getattr(Route, name)!r}`"
         text = " ".join(meaning.split())
-        yield _row(name, default, text[0].upper() + text[1:], CHECKS[name][1])
+        yield _row(name, default, text[0].upper() + text[1:], OPTIONS[name].allowed)
 
 
 def _row(name: str, default: str, meaning: str, allowed: str) -> str:

@@ -22,12 +22,11 @@ from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPAREN
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
 from flask_idempotency.stores.redis.lock import MARKER_SECONDS, PAUSE_SECONDS, PROBE_AFTER_SECONDS
-from flask_idempotency.web.options import OPTIONS, RunOptions
-from flask_idempotency.web.settings import SETTINGS
+from flask_idempotency.web.settings import OPTIONS, SETTINGS, RunOptions, Settings
 from flask_idempotency.web.signals import Event
 from tests.docs.pages import ROOT
 
-DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
+DEFAULTS = {name.upper(): getattr(Settings, name) for name in Settings.__annotations__}
 PROBLEMS = {(p.__name__, str(p.status), p.type) for p in Problem.__subclasses__()}
 SIGNALS = {
     name

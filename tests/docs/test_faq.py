@@ -7,7 +7,7 @@ import re
 import pytest
 from sqlalchemy import inspect, text
 
-from flask_idempotency.web.settings import SETTINGS
+from flask_idempotency.web.settings import Settings
 from tests.docs.pages import ROOT, blocks
 
 HTTP = (ROOT / "docs/http.md").read_text(encoding="utf-8")
@@ -90,4 +90,4 @@ def test_every_recipe_of_the_callers_sends_a_key_to_the_example_api():
 def test_callers_are_told_how_long_a_key_is_kept():
     hours = re.search(r"remember a key for (\d+) hours", _without_code("callers.md"))
     assert hours
-    assert int(hours[1]) * 3600 == next(s.default for s in SETTINGS if s.name == "TTL")
+    assert int(hours[1]) * 3600 == Settings.ttl

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
-from flask_idempotency.web.settings import SETTINGS
+from flask_idempotency.web.settings import Settings
 from tests.docs.how_to import Page
 from tests.killed import Killed
 
@@ -217,7 +217,7 @@ class TestCallsToOtherServices:
 
 def test_the_usual_lease_outlives_the_worker():
     """Gunicorn ends a worker that is silent for 30 seconds, by default and in the example."""
-    assert next(setting.default for setting in SETTINGS if setting.name == "LEASE") > 30
+    assert Settings.lease > 30
 
 
 class _Times:

@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency.cli.listing import STATES
 from flask_idempotency.core.machine import Situation
 from flask_idempotency.core.storable import NOT_STORED
-from flask_idempotency.web.settings import SETTINGS
+from flask_idempotency.web.settings import SETTINGS, Settings
 from tests.docs.pages import PAGES, ROOT
 
 PICTURES = sorted((ROOT / "docs/pictures").glob("*.svg"))
@@ -76,14 +76,14 @@ def test_the_states_are_those_of_a_record():
 
 def test_each_renewal_of_the_lease_is_counted_from_its_own_time():
     [lease] = (int(n) for n in re.findall(r"lease=(\d+)", " ".join(texts("lease"))))
-    assert lease == next(setting.default for setting in SETTINGS if setting.name == "LEASE")
+    assert lease == Settings.lease
     renewed = [int(text.removesuffix(" s")) for text in texts("lease", "renewal")]
     assert texts("lease", "end")[-1] == f"{renewed[-1] + lease} s"
     assert {f"until {at + lease} s" for at in renewed} <= set(texts("lease"))
 
 
 def test_each_store_can_be_chosen():
-    [check] = (setting.read for setting in SETTINGS if setting.name == "STORE")
+    check = SETTINGS["IDEMPOTENCY_STORE"].read
     assert all(check(store) == store for store in texts("which-store", "store"))
     columns = (ROOT / "docs/stores.md").read_text(encoding="utf-8").partition("\n| | ")[2]
     named = re.findall(r"`(\w+)`", columns.partition("\n")[0])

@@ -17,7 +17,8 @@ REPLACEABLE = () if sessions.usual in {"lite", "plain"} else ("postgres",)
 """For what sets ``db.session``: read-only in Flask-SQLAlchemy-Lite, and the extension is given a
 ``scoped_session`` itself, so another one is a session of the view's own."""
 
-TOLD_AT_START = ["execution_options", *(["isolation_level"] if sessions.usual != "plain" else [])]
+IS_FLASKS = sessions.usual == "flask-sqlalchemy"
+TOLD_AT_START = ["execution_options", *(["isolation_level"] if IS_FLASKS else [])]
 """No engine tells its own isolation level: there the first request is refused, as at connect."""
 
 

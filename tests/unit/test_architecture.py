@@ -164,7 +164,7 @@ def test_only_where_a_store_is_made_is_it_asked_which_it_is():
 
     And what is stored is made older for a test behind the store's back.
     """
-    made = {"extension", "web.settings", "web.environment"}
+    made = {"extension", "web.settings"}
     asking = {name for name in FILES if WHICH_STORE.search(FILES[name].read_text())}
     assert asking == made | {"testing.age"}
 

@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from flask_sqlalchemy import SQLAlchemy
-from flask_sqlalchemy_lite import SQLAlchemy as Lite
 from sqlalchemy.orm import Session
 
 import flask_idempotency
 from flask_idempotency.session import sqlalchemy_private
 from flask_idempotency.session.databases import most_connections
-from flask_idempotency.session.sources import _options
 from flask_idempotency.session.sqlalchemy_private import connections, continue_nested
 from flask_idempotency.stores.own_pool import apart
 
@@ -30,8 +27,8 @@ USED = {
     "sqlalchemy": {"session/sqlalchemy_private.py": {"_connections"}},
     "psycopg": {},
     "psycopg2": {},
-    "flask_sqlalchemy": {"session/sources.py": {"_engine_options"}},
-    "flask_sqlalchemy_lite": {"session/sources.py": {"_engine_options"}},
+    "flask_sqlalchemy": {},
+    "flask_sqlalchemy_lite": {},
 }
 """What is private in each package, by the file that uses it."""
 
@@ -170,12 +167,3 @@ def test_an_engine_beside_another_opens_connections_as_that_does_and_ends_with_i
         beside.connect().close()
     beside.dispose()
     assert not engine._has_events  # which would cost each statement something
-
-
-def test_flask_sqlalchemy_keeps_the_options_of_all_engines():
-    given = {"connect_args": {"timeout": 1}, "pool_size": 2}
-    for db in (SQLAlchemy(engine_options=given), Lite(engine_options=given)):
-        assert _options(db, {"pool_size": 3}) == given | {"pool_size": 3}
-        assert _options(db, "sqlite://") == given  # an engine that is given by its URL alone
-    for db in (SQLAlchemy(), Lite()):
-        assert _options(db, None) == {}

@@ -325,7 +325,7 @@ def test_another_database_or_driver_is_refused_by_name(uri, named):
         module = SimpleNamespace(paramstyle="pyformat", __version__="99.0")
         app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"module": module}
     db.init_app(app)
-    with pytest.raises(ConfigurationError, match=f"SQLALCHEMY_DATABASE_URI .*{named}") as caught:
+    with pytest.raises(ConfigurationError, match=f"the records' database .*{named}") as caught:
         Idempotency().init_app(app, db, scope=None)
     assert "postgresql+psycopg2://" in str(caught.value)
     assert "canary" not in str(caught.value)

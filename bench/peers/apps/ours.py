@@ -21,7 +21,9 @@ def protect(
 ) -> None:
     """``store`` as in ``IDEMPOTENCY_STORE``; ``step`` pays in a step that commits with its record."""
     shop.app.config.update(
-        IDEMPOTENCY_STORE=store, IDEMPOTENCY_REDIS_URL=None if store == "postgres" else redis_url
+        IDEMPOTENCY_STORE=store,
+        IDEMPOTENCY_REDIS_URL=None if store == "postgres" else redis_url,
+        IDEMPOTENCY_REDIS_PREFIX="shop:",
     )
     Idempotency(shop.app, shop.db, scope=None)
 

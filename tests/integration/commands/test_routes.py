@@ -200,7 +200,11 @@ def test_check_looks_at_the_options_of_protect(shop, options, said):
 
 
 def test_check_misses_the_transactions_of_a_store(make_shop, redis_server):
-    shop = make_shop(IDEMPOTENCY_STORE="redis", IDEMPOTENCY_REDIS_URL=redis_server.url)
+    shop = make_shop(
+        IDEMPOTENCY_STORE="redis",
+        IDEMPOTENCY_REDIS_URL=redis_server.url,
+        IDEMPOTENCY_REDIS_PREFIX="shop:",
+    )
     shop.add("pay", idempotent(pay))
     shop.add("send", idempotent(atomic=False)(pay))
     assert not_ok(shop.run("check")).items() >= {("route", "FAILED")}

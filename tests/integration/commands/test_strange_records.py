@@ -84,6 +84,7 @@ class Shop:
         config = {"IDEMPOTENCY_STORE": store, "PROPAGATE_EXCEPTIONS": False}
         if store == "redis":
             config["IDEMPOTENCY_REDIS_URL"] = redis_url
+            config["IDEMPOTENCY_REDIS_PREFIX"] = f"{folder.name}:"
         self.store, self.redis_url = store, redis_url
         self.app = build_console(build(uri, **config))
         self.app.post("/charges")(idempotent(atomic=False)(self.charge))

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from flask_idempotency import ConfigurationError, current_operation, idempotent
+from flask_idempotency import ConfigurationError, current_operation
 from flask_idempotency.core.errors import LeaseLost
 from tests.log import ours
 from tests.web.leased.records import end_lease
@@ -133,16 +133,3 @@ def test_a_lease_may_be_extended_by_a_timedelta(world, add):
 
     add(view, lease=20)
     assert world.post().json == {"long": True}
-
-
-@pytest.mark.parametrize(("lease", "warned"), [(15, True), (45, False)])
-def test_a_lease_of_a_route_that_ends_before_the_worker_is_warned_of(
-    make_world, monkeypatch, caplog, lease, warned
-):
-    monkeypatch.setattr("flask_idempotency.extension.worker_timeout", lambda: 30.0)
-    world = make_world()
-    view = idempotent(atomic=False, lease=lease)(lambda: ({}, 201))
-    world.app.add_url_rule("/payments", "charge", view, methods=["POST"])
-    assert world.post().status_code == 201
-    said = f"the option lease of charge is {lease} s, shorter than gunicorn's timeout of 30 s"
-    assert (said in caplog.text) is warned

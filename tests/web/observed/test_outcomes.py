@@ -322,7 +322,9 @@ NOWHERE = "redis://127.0.0.1:1/0"
 @pytest.mark.parametrize(("store", "would"), [("hybrid", "executed"), ("redis", "unknown")])
 def test_a_redis_that_is_away_matters_only_to_the_store_redis(make_world, heard, store, would):
     world = make_world(
-        IDEMPOTENCY_ENFORCE=False, IDEMPOTENCY_STORE=store, IDEMPOTENCY_REDIS_URL=NOWHERE
+        IDEMPOTENCY_ENFORCE=False,
+        IDEMPOTENCY_STORE=store,
+        IDEMPOTENCY_REDIS_URL=NOWHERE,
     )
     add(world, atomic=False)
     assert world.post().status_code == 201
