@@ -77,11 +77,6 @@ def handle_error(app: Any, error: Exception) -> Any:
     return app.handle_user_exception(*_leading(), error)
 
 
-def log_error(app: Any, exc_info: Any) -> None:
-    """Log an error that nobody has handled, the application's way."""
-    app.log_exception(*_leading(), exc_info)
-
-
 def ask_before_request(app: Any) -> Any:
     """Run what comes before a view; returns its response in place of the view's, or None."""
     return app.preprocess_request(*_leading())
