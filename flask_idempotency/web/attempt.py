@@ -183,6 +183,7 @@ class Attempt:
                 response, stored = self._made(response)
                 is_stored = self._route.is_stored(response)
             except Exception as error:
+                self._warn_undone(None)
                 self._fail(error)
                 raise
             if stored.status >= 500 and self._route.atomic:
