@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from .errors import BodyMalformed, ConfigurationError, shown
-from .keys import Part, digest, encoded
+from .keys import Part, digest
 
 CUSTOM: Final = 4  # 1 to 3, 5 and 6 were the others, before forms were compared as they are parsed
 REQUEST: Final = 7
@@ -154,8 +154,7 @@ def by_fields(parts: RequestParts, fields: Sequence[str]) -> Fingerprint:
             ),
         )
     number = 1 + int.from_bytes(digest(*names)[:4], "big") % _LISTS
-    found = _fingerprint(FIELDS, *_target(parts), *content)
-    return Fingerprint(FIELDS + _CODES * number, found.digest)
+    return _fingerprint(FIELDS + _CODES * number, *_target(parts), *content)
 
 
 def by_value(value: bytes) -> Fingerprint:
@@ -171,9 +170,7 @@ def by_value(value: bytes) -> Fingerprint:
 
 
 def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
-    *before, content = parts
-    head = encoded("fingerprint", algorithm, *before)
-    return Fingerprint(algorithm, digest(content, head=head)[:_DIGEST_BYTES])
+    return Fingerprint(algorithm, digest("fingerprint", algorithm, *parts)[:_DIGEST_BYTES])
 
 
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:
@@ -224,8 +221,8 @@ def parse_json(body: bytes) -> object:
     except UnicodeDecodeError:
         raise BodyMalformed("The JSON body is not UTF-8.") from None
     except json.JSONDecodeError as error:
-        where = f"from line {error.lineno}, column {error.colno}"
-        raise BodyMalformed(f"The body is not valid JSON, {where}.") from None
+        fault = f"The body is not valid JSON, from line {error.lineno}, column {error.colno}."
+        raise BodyMalformed(fault) from None
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:

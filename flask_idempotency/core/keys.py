@@ -8,8 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable
-from functools import lru_cache
 from typing import TypeAlias
 from uuid import UUID
 
@@ -32,19 +30,15 @@ key of another tenant, somebody would have to be of a scope with the same 7 byte
 keys. A column of 23 bytes takes 24, so a row and an index lose nothing to alignment: each record is 28
 bytes smaller than with all 32 of a SHA-256."""
 
-REMEMBERED = 512
-"""How many scopes, and how many parts in front of a key or a body, are encoded once and not for each
-request."""
-
 _QUOTED = re.compile(r'^"((?:[ !#-\[\]-~]|\\["\\])*)("?)')
 _NOT_BARE = re.compile(r"[^!#-+\--:<-\[\]-~]")
 _ESCAPED = re.compile(r"\\(.)")
 
-_TWICE = "; the header may have been sent twice, servers join its lines with a comma"
 _NAMED = {
     "\t": "a tab",
     " ": "a space outside quotes",
-    ",": f"a comma outside quotes{_TWICE}",
+    ",": "a comma outside quotes; the header may have been sent twice, servers join its lines with a"
+    " comma",
     ";": "a semicolon outside quotes; parameters are not allowed",
     '"': "a double quote that does not open the value",
     "\\": "a backslash that does not escape a double quote or a backslash",
@@ -89,51 +83,29 @@ def natural_key(value: object) -> str:
         contains it.
     :raises ConfigurationError: if it is of a type that no client can have sent.
     """
-    match value:
-        case str():
-            key = value
-        case UUID():
-            key = str(value)
-        case int() if not isinstance(value, bool):
-            try:
-                key = str(value)
-            except ValueError:  # longer than Python writes an integer, and than any key
-                key = "0" * (MAX_LENGTH + 1)
-        case bool() | float() | list() | dict():
-            raise KeyMalformed(
-                f"What serves as the key must be a string or an integer, but is {_KINDS[type(value)]}."
-            )
-        case _:
-            raise ConfigurationError(
-                "The callable of the option key must return a str, int, UUID or None, not"
-                f" {type(value).__name__}."
-            )
+    if isinstance(value, bool | float | list | dict):
+        raise KeyMalformed("What serves as the key is neither a string nor an integer.")
+    if not isinstance(value, str | int | UUID):
+        raise ConfigurationError(
+            "The callable of the option key must return a str, int, UUID or None, not"
+            f" {type(value).__name__}."
+        )
+    # Python refuses to write very long integers.
+    is_long = isinstance(value, int) and abs(value) >= 10**MAX_LENGTH
+    key = "" if is_long else str(value)
     if not 1 <= len(key) <= MAX_LENGTH:
         raise KeyMalformed(f"What serves as the key must have 1 to {MAX_LENGTH} characters.")
     return key
 
 
-_KINDS: dict[type, str] = {
-    bool: "a boolean",
-    float: "a number with a fraction or an exponent",
-    list: "an array",
-    dict: "an object",
-}
-
-
 def _quoted(text: str) -> tuple[str, str | None]:
     _, key, closed, rest = _QUOTED.split(text, maxsplit=1)
-    if not closed:
-        return key, f"contains {_name(rest[0])}" if rest else "has no closing double quote"
-    match rest.lstrip(" ")[:1]:
-        case "":
-            return _ESCAPED.sub(r"\1", key), None
-        case ",":
-            return key, f"is followed by a comma{_TWICE}"
-        case ";":
-            return key, "is followed by a semicolon; parameters are not allowed"
-        case _:
-            return key, "goes on after its closing double quote"
+    rest = rest.lstrip(" ") if closed else rest
+    if not rest:
+        return _ESCAPED.sub(r"\1", key), None if closed else "has no closing double quote"
+    if closed and rest[0] not in ",;":
+        return key, "goes on after its closing double quote"
+    return key, f"contains {_name(rest[0])}"
 
 
 def _bare(text: str) -> tuple[str, str | None]:
@@ -194,8 +166,7 @@ def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
         of two tenants may print alike.
     """
     tail = scope_tail(scope)
-    head = encoded("key", namespace, name, scope)
-    return digest(key, head=head)[: KEY_BYTES - SCOPE_BYTES] + tail
+    return digest("key", namespace, name, scope, key)[: KEY_BYTES - SCOPE_BYTES] + tail
 
 
 def scope_tail(scope: Scope) -> bytes:
@@ -209,11 +180,6 @@ def scope_tail(scope: Scope) -> bytes:
             f"The scope of an idempotency key must be a str, int, UUID or None, not "
             f"{type(scope).__name__}: return the id of the tenant or user from the scope callable."
         )
-    return _tail(scope)
-
-
-@lru_cache(REMEMBERED, typed=True)
-def _tail(scope: Scope) -> bytes:
     return digest("scope", scope)[:SCOPE_BYTES]
 
 
@@ -226,39 +192,24 @@ def derive_key(key: bytes, name: str) -> str:
     return base64.urlsafe_b64encode(digest("derived", key, name)).rstrip(b"=").decode()
 
 
-def digest(*parts: Part, head: bytes = b"") -> bytes:
+def digest(*parts: Part) -> bytes:
     """SHA-256 over parts in order, each preceded by its type and its length in bytes.
 
-    :param head: the parts before them, :func:`encoded`.
     :return: 32 bytes. Other parts, another order or another type give another digest. Stored records
         are found and compared by it, so its format may never change.
     """
-    *before, last = [head, *_pieces(parts)]
-    sha256 = hashlib.sha256(b"".join(before))
-    sha256.update(last)  # not joined: it may be a body of megabytes
-    return sha256.digest()
-
-
-@lru_cache(REMEMBERED, typed=True)
-def encoded(*parts: Part) -> bytes:
-    """What :func:`digest` hashes for parts that come with most requests to an endpoint."""
-    return b"".join(_pieces(parts))
-
-
-def _pieces(parts: Iterable[Part]) -> list[bytes]:
-    pieces: list[bytes] = []
+    sha256 = hashlib.sha256()
     for part in parts:
-        match part:
-            case None:
-                tag, data = b"n", b""
-            case str():
-                tag, data = b"s", part.encode("utf-8", "surrogatepass")
-            case bytes():
-                tag, data = b"b", part
-            case UUID():
-                tag, data = b"u", part.bytes
-            case _:
-                # Hexadecimal: Python refuses to write very long integers in decimal.
-                tag, data = b"i", b"%x" % part
-        pieces += b"%b%d:" % (tag, len(data)), data
-    return pieces
+        if part is None:
+            tag, data = b"n", b""
+        elif isinstance(part, str):
+            tag, data = b"s", part.encode("utf-8", "surrogatepass")
+        elif isinstance(part, bytes):
+            tag, data = b"b", part
+        elif isinstance(part, UUID):
+            tag, data = b"u", part.bytes
+        else:  # hexadecimal: Python refuses to write very long integers in decimal
+            tag, data = b"i", b"%x" % part
+        sha256.update(b"%b%d:" % (tag, len(data)))
+        sha256.update(data)  # not joined: it may be a body of megabytes
+    return sha256.digest()

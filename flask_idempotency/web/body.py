@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
-from typing import IO, Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 from flask import Request
 from werkzeug.exceptions import ClientDisconnected, LengthRequired, RequestEntityTooLarge
-from werkzeug.wsgi import LimitedStream, get_content_length
+from werkzeug.wsgi import LimitedStream
 
 from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
@@ -23,6 +23,9 @@ CHUNK_BYTES = 64 * 1024
 PARSED_BYTES = 1024 * 1024
 """How long what is parsed may be, JSON or the fields of a form: parsing takes up to a hundred times as
 long as hashing."""
+
+Form: TypeAlias = tuple[tuple[Part, ...], ...]
+"""What was parsed of a form: see :class:`RequestParts`."""
 
 URLENCODED = "application/x-www-form-urlencoded"
 FORM_TYPES = frozenset({URLENCODED, "multipart/form-data"})
@@ -59,19 +62,16 @@ class _Counted(LimitedStream):
 
 
 class _Unread(io.RawIOBase):
-    """What was read of a body that cannot be compared, and then the rest of it, or its error."""
+    """What was read of a body that is too long to be compared, and then the rest of it."""
 
-    def __init__(self, read: bytes, rest: IO[bytes], error: Exception | None) -> None:
-        self._read, self._rest, self._error = io.BytesIO(read), rest, error
+    def __init__(self, read: IO[bytes], rest: IO[bytes]) -> None:
+        self._read, self._rest = read, rest
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._read.read(len(buffer))
-        if not data and self._error is not None:
-            raise self._error
-        data = data or self._rest.read(len(buffer))
+        data = self._read.read(len(buffer)) or self._rest.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -84,14 +84,14 @@ class Body:
     """
 
     data = b""
-    form: tuple[tuple[Part, ...], ...] = ()
+    form: Form = ()
     _is_read = False
     _is_plain = True  # the stream is Werkzeug's, not one of the application's own
 
     def __init__(self, request: Request, *, refuses: bool) -> None:
-        self._is_late, environ = is_used_up(request), request.environ
+        environ, length = request.environ, request.content_length
+        self._is_late, self._length = is_used_up(request), length or 0
         if refuses and not self._is_late:  # who reads what is only observed learns nothing of ours
-            length = get_content_length(environ)
             limit = sys.maxsize if length is None else length
             environ["wsgi.input"] = _Counted(environ["wsgi.input"], limit)
         self._input: IO[bytes] = environ["wsgi.input"]
@@ -116,66 +116,56 @@ class Body:
 
     def unread(self, request: Request) -> None:
         """Let the next reader find it in the stream again, unless the form has been parsed."""
-        if request.mimetype not in FORM_TYPES or "form" not in request.__dict__:
+        if not _has_form(request):
             request.stream = request.environ["wsgi.input"] = io.BytesIO(self.data)
             if self._is_plain:  # who replaces the input later expects that it is read
                 del request.stream
 
-    def fields(self, name: str) -> list[Any]:
-        """The values of this field of the form."""
-        return [part[1] for part in self.form if part[0] == name and len(part) == 2]
-
     def _bytes(self, request: Request, limit: int) -> bytes:
         """Read the bytes; none of a form that the application has parsed."""
-        known, length, cut_at = request.__dict__, request.content_length, request.max_content_length
-        taken = _taken(self._input)
+        taken, cut_at, data = _taken(self._input), request.max_content_length, b""
         # Werkzeug cuts a chunked body at the limit, in silence.
-        if max(length or 0, taken) > limit or (
-            length is None and cut_at is not None and taken >= cut_at
-        ):
+        is_cut = request.content_length is None and cut_at is not None and taken >= cut_at
+        if is_cut or max(self._length, taken) > limit:
             raise RequestEntityTooLarge
-        stream = request.stream
-        self._is_plain = isinstance(stream, LimitedStream) or stream is self._input
-        if "_cached_data" in known:
+        self._is_plain = isinstance(request.stream, LimitedStream) or request.stream is self._input
+        if "_cached_data" in request.__dict__:
             data = request.get_data()
-            if max(len(data), taken) < (length or 0) and not request.content_encoding:
+            if len(data) > limit:
+                raise RequestEntityTooLarge
+            if max(len(data), taken) < self._length and not request.content_encoding:
                 raise BodyIncomplete
-        elif "form" not in known or request.mimetype not in FORM_TYPES:
-            data = self._from_stream(request, stream, length, limit)
+        elif not _has_form(request):
+            data = self._from_stream(request, request.stream, limit)
         elif self._is_late:
             raise ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
-        else:
-            data = b""
-        if len(data) > limit:
-            raise RequestEntityTooLarge
         return data
 
-    def _from_stream(
-        self, request: Request, stream: IO[bytes], length: int | None, limit: int
-    ) -> bytes:
-        environ, encoding = request.environ, request.headers.get("Transfer-Encoding", "")
-        if length is None and encoding and not environ.get("wsgi.input_terminated"):
+    def _from_stream(self, request: Request, stream: IO[bytes], limit: int) -> bytes:
+        environ = request.environ
+        if "HTTP_TRANSFER_ENCODING" in environ and not environ.get("wsgi.input_terminated"):
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
-        taken = (_taken(stream) or _taken(self._input)) if self._is_plain else 0
-        most = length if self._is_plain and length is not None else limit + 1
-        kept, failure, problem = io.BytesIO(), None, None
-        try:
-            while kept.tell() < most and (chunk := stream.read(min(CHUNK_BYTES, most - kept.tell()))):
-                kept.write(chunk)
-        except Exception as error:
-            failure = problem = error
-        is_short = stream is self._input and kept.tell() < (length or 0)
-        if kept.tell() > limit:
-            problem = RequestEntityTooLarge()
-        elif failure is None and (taken or (is_short and self._is_late)):
-            problem = ConfigurationError(TOO_LATE)
-        elif failure is None and is_short:
-            problem = BodyIncomplete()
-        if problem is None:
-            return kept.getvalue()
-        unread = _Unread(kept.getvalue(), stream, failure)  # the request may be only observed
-        request.stream = environ["wsgi.input"] = cast("IO[bytes]", unread)
-        raise problem
+        kept, is_gone = io.BytesIO(), self._is_plain and (_taken(stream) or _taken(self._input))
+        most = self._length if self._is_plain and request.content_length is not None else limit + 1
+        while kept.tell() < most and (chunk := stream.read(min(CHUNK_BYTES, most - kept.tell()))):
+            kept.write(chunk)
+        size = kept.tell()
+        kept.seek(0)
+        request.stream = environ["wsgi.input"] = kept
+        if size > limit:
+            request.stream = environ["wsgi.input"] = cast("IO[bytes]", _Unread(kept, stream))
+            raise RequestEntityTooLarge
+        is_short = stream is self._input and size < self._length
+        if is_gone or (is_short and self._is_late):
+            raise ConfigurationError(TOO_LATE)
+        if is_short:
+            raise BodyIncomplete
+        return kept.getvalue()
+
+
+def _has_form(request: Request) -> bool:
+    """Return True if the application has parsed the form, which has used up the stream."""
+    return request.mimetype in FORM_TYPES and "form" in request.__dict__
 
 
 def _taken(stream: IO[bytes]) -> int:
@@ -197,7 +187,7 @@ def _limits(request: Request, route: Route, settings: Settings) -> tuple[int, in
     return parsed_limit if is_parsed else limit, parsed_limit
 
 
-def _parsed(request: Request, limit: int) -> tuple[tuple[Part, ...], ...]:
+def _parsed(request: Request, limit: int) -> Form:
     """What the view would find in the form; empty if it cannot be read. Raises Werkzeug's 413."""
     known = request.__dict__
     was_parsed = "form" in known

@@ -29,6 +29,7 @@ from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 
 from .app_state import AppState, app_state
+from .body import Form
 from .request import FormKey, current_scope
 from .routes import route_of
 from .settings import Route
@@ -62,8 +63,9 @@ def new_value(endpoint: str | None = None) -> str:
     return _signer(state.app).sign(f"{key}.{owner}").decode()
 
 
-def read_field(values: list[str], state: AppState, route: Route) -> FormKey | None:
-    """Read the values of a form's field; None without one. Raises ``KeyMalformed``."""
+def read_field(form: Form, state: AppState, route: Route) -> FormKey | None:
+    """Read the form's field; None without one. Raises ``KeyMalformed``."""
+    values = [str(value) for name, value, *of_file in form if name == FIELD and not of_file]
     if not values:
         return None
     if len(values) > 1:

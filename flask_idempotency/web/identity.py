@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from binascii import b2a_base64
-from collections.abc import Callable
-from os import urandom
+from contextlib import suppress
+from secrets import token_urlsafe
 
 import flask
 
@@ -37,10 +36,10 @@ longer, and none for years."""
 
 
 def prepare(request: flask.Request, state: AppState, route: Route, current: Request) -> None:
-    """Read the key's header, unless the request itself may hold the key; keep the body from now on.
+    """Read the key's header, unless the request itself may hold the key.
 
-    ``refusal`` says what is wrong with it. Raises only what
-    ``protect(skip=...)`` does.
+    From now on, what is read of the body is counted.
+    ``refusal`` says what is wrong with the key. Raises only what ``protect(skip=...)`` does.
     """
     if not current.begin(route):
         return
@@ -74,7 +73,7 @@ def identify(
         raise current.refusal
     has_key = route.key is None and current.key is not None
     scope: Scope = current_scope(route.scope) if has_key or route.required else None
-    if not has_key:
+    if not has_key and current.may_be_inside:
         _find_key(request, state, route, current)
     if current.key is None:
         if route.required:
@@ -112,12 +111,12 @@ def _find_key(request: flask.Request, state: AppState, route: Route, current: Re
     A wrong field is rejected whatever the header says. Some browsers send one of their own, with a new
     key each time they send the same form: it would run each time.
     """
-    if not current.may_be_inside:
-        return
     body = _body(request, route, current).read(request, route, state.settings)
     if route.key is not None:
-        current.key = _natural_key(route.key)
-    elif (field := forms.read_field(body.fields(forms.FIELD), state, route)) is not None:
+        with suppress(KeyError):  # a missing member of JSON, or field of a form
+            value = route.key()
+            current.key = None if value is None or value == "" else natural_key(value)
+    elif (field := forms.read_field(body.form, state, route)) is not None:
         current.field, current.key = field, field.key
     else:
         current.key = _header_key(request, state)
@@ -127,15 +126,6 @@ def _header_key(request: flask.Request, state: AppState) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
     value = request.headers.get(state.settings.header)
     return None if value is None else parse_key(value)
-
-
-def _natural_key(key_of: Callable[[], object]) -> str | None:
-    """The key that the option ``key`` finds in the request, or None without one."""
-    try:
-        value = key_of()
-    except KeyError:  # a missing member of JSON, or field of a form
-        return None
-    return None if value is None or value == "" else natural_key(value)
 
 
 def _body(request: flask.Request, route: Route, current: Request) -> Body:
@@ -172,7 +162,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         key=operation.hashed_key(),
         name=operation.name,
         fingerprint=state.sealer.keyed(fingerprint),
-        owner=b2a_base64(urandom(OWNER_BYTES), newline=False).decode(),
+        owner=token_urlsafe(OWNER_BYTES),
         ttl_seconds=ttl,
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,

@@ -63,7 +63,7 @@ REFUSED = [
     ('"a\\', "backslash that does not escape"),
     ('"a\\"', "no closing double quote"),
     (r"a\b", "backslash that does not escape"),
-    ('"abc";p=1', "followed by a semicolon; parameters are not allowed"),
+    ('"abc";p=1', "semicolon outside quotes; parameters are not allowed"),
     ("abc;p=1", "semicolon outside quotes; parameters are not allowed"),
     ("a,b", TWICE),
     ("a,a", TWICE),

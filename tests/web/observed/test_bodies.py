@@ -181,6 +181,8 @@ PAIRS = [
 def test_every_reader_gets_the_same(sent, body, heard, apps):
     how, config = how_and_config(sent)
     pairs = [pair for pair in PAIRS if pair not in {("get_data", "stream"), ("json", "stream")}]
+    if sent.startswith("broken off"):  # the error comes at once, and not behind the first pieces
+        pairs = [pair for pair in pairs if "the start" not in pair]
     for before, view in pairs:
         plain, observed = (
             send(apps(each, before, view, config), *BODIES[body], key=f"key-{next(_keys)}", **how)
