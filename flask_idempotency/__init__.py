@@ -8,38 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flask_idempotency.core.errors import (
-        BodyIncomplete,
-        BodyMalformed,
-        ConfigurationError,
-        IdempotencyError,
-        KeyExpired,
-        KeyMalformed,
-        KeyRequired,
-        KeyReused,
-        NotAtomic,
-        OperationFailed,
-        OperationInterrupted,
-        ReplayForbidden,
-        RequestInProgress,
-        ResponseNotKept,
-        Retryable,
-        ScopeUnknown,
-        StoreUnavailable,
-        TransactionConflict,
-    )
+    from flask_idempotency.core.errors import *
     from flask_idempotency.session.after_commit import after_commit
     from flask_idempotency.web.request import current_operation
-    from flask_idempotency.web.signals import (
-        operation_executed,
-        operation_interrupted,
-        operation_observed,
-        operation_rejected,
-        operation_replayed,
-        operation_taken_over,
-        operation_unprotected,
-        store_failed,
-    )
+    from flask_idempotency.web.signals import *
     from flask_idempotency.web.views import idempotent
 
     from .extension import Idempotency

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from flask import Blueprint, Flask
 from redis import Redis, RedisCluster
@@ -22,7 +22,7 @@ from sqlalchemy.orm import scoped_session
 from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.ports import Lock, NoLock, Plain, Records, Unlocked
+from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
 from flask_idempotency.drivers import raw_connection
 from flask_idempotency.session import joining, stray, transaction
 from flask_idempotency.session.after_commit import after_commit
@@ -38,9 +38,8 @@ from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.store import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, routes, run
-from flask_idempotency.web.app_state import AppState, Protections, set_state, states
 from flask_idempotency.web.forms import idempotency_field
-from flask_idempotency.web.purging import Purge
+from flask_idempotency.web.routes import AppState, Protections, set_state, states
 from flask_idempotency.web.settings import (
     NOT_GIVEN,
     PROTECTED_METHODS,
@@ -89,8 +88,8 @@ class Idempotency:
     ) -> None:
         self._db, self._session, self._metadata = db, session, metadata
         self._scope, self._redis = scope, redis
-        self._protections, self._applications = Protections(), 0
-        self._protected_at: WeakKeyDictionary[Flask | Blueprint, int] = WeakKeyDictionary()
+        self._protections = Protections()
+        self._fresh: WeakSet[Flask | Blueprint] = WeakSet()  # protected since the last init_app()
         if app is not None:
             self.init_app(app)
 
@@ -115,13 +114,7 @@ class Idempotency:
         scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
-        key = bind_of(sessions, settings)
-        options = app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {}
-        check_database(sessions.engines[key], settings.store, options if key is None else {})
-        make_client: Callable[[], Any] = lambda: client  # noqa: E731
-        if client is None and settings.redis_url:
-            make_client = client_from_url(settings.redis_url)
-        state = _compose(app, sessions, key, scope, settings, make_client, self._protections)
+        state = _compose(app, sessions, scope, settings, client, self._protections)
         joining.install(sessions)
         for each in state.engines.values():
             transaction.hook(each, stray.hear)
@@ -130,7 +123,7 @@ class Idempotency:
         set_state(app, state)
         with suppress(ValueError):
             app.before_request_funcs[None].remove(self._protections.refuse_foreign)
-        self._applications += 1
+        self._fresh.clear()
 
     def protect(
         self,
@@ -161,19 +154,17 @@ class Idempotency:
         route = read_protection(methods, skip, options)
         if hasattr(target, routes.EXEMPT):
             raise ConfigurationError(f"the blueprint {target.name} would be both protected and exempt")
+        is_known = target in self._protections.routes
         # A factory that makes several applications may protect its blueprint for each of them.
-        generation = 0 if isinstance(target, Flask) else self._applications
-        if self._protected_at.get(target) == generation:
+        if is_known and (isinstance(target, Flask) or target in self._fresh):
             raise ConfigurationError(
                 f"{target.name} is protected already: call protect() once for each"
             )
-        self._refuse_late("protect", target, target in self._protections.routes)
+        if isinstance(target, Flask):
+            self._refuse_anothers(target)
+        self._refuse_late("protect", target, is_known)
         self._protections.routes[target] = route
-        self._protected_at[target] = generation
-        if isinstance(target, Blueprint):
-            self._await(target)
-        elif "idempotency" not in target.extensions:
-            target.before_request(self._protections.refuse_foreign)
+        self._fresh.add(target)
 
     def run(
         self,
@@ -227,13 +218,11 @@ class Idempotency:
             )
         if isinstance(target, Blueprint) and target in self._protections.routes:
             raise ConfigurationError(f"the blueprint {target.name} is to be both protected and exempt")
-        if any(hasattr(each, routes.ROUTE) for each in routes.chain(target, hidden=True)):
+        if any(hasattr(each, routes.ROUTE) for each in routes.chain(target)):
             raise ConfigurationError(
                 f"exempt() was given {routes.name_of(target)}, which has @idempotent of its own"
             )
         self._refuse_late("exempt", target, hasattr(target, routes.EXEMPT))
-        if isinstance(target, Blueprint):
-            self._await(target)
         try:
             self._protections.exempt.add(target)
             setattr(target, routes.EXEMPT, True)
@@ -268,24 +257,21 @@ class Idempotency:
             )
         return self.exempt(console_blueprint(authorize, name))
 
-    def _await(self, blueprint: Blueprint) -> None:
-        mine = [state for state in states() if state.protections is self._protections]
-        if not any(routes.is_registered(state, blueprint) for state in mine):
-            self._protections.await_registration(blueprint)
+    def _refuse_anothers(self, app: Flask) -> None:
+        """Raise ``ConfigurationError`` for an application of another extension, also a later one."""
+        state: AppState | None = app.extensions.get("idempotency")
+        if state is None:
+            app.before_request(self._protections.refuse_foreign)
+        elif state.protections is not self._protections:
+            raise ConfigurationError(f"the application {app.name} belongs to another Idempotency")
 
     def _refuse_late(self, what: str, target: Any, is_known: bool) -> None:
         """Raise ``ConfigurationError`` if every application concerned has started to serve."""
         mine = [state for state in states() if state.protections is self._protections]
         if isinstance(target, Flask):
-            other: AppState | None = target.extensions.get("idempotency")
-            if other is not None and other not in mine:
-                raise ConfigurationError(
-                    f"the application {target.name} belongs to another Idempotency"
-                )
             mine = [state for state in mine if state.app is target]
-        elif is_known or not any(routes.is_registered(state, target) for state in mine):
-            return
-        if mine and all(state.has_served for state in mine):
+        is_there = any(routes.is_registered(state, target) for state in mine)
+        if is_there and not is_known and all(state.has_served for state in mine):
             raise ConfigurationError(
                 f"{what}() comes too late: the application {mine[0].app.name} has served its first"
                 " request"
@@ -319,51 +305,37 @@ def _checked_client(client: Any) -> Any:
 def _compose(
     app: Flask,
     sessions: Sessions,
-    bind_key: str | None,
     scope: ScopeCallable | None,
     settings: Settings,
-    make_client: Callable[[], Any],
+    client: Any,
     protections: Protections,
 ) -> AppState:
-    """Put stores, engine and settings together; the database of ``bind_key`` has the records."""
-    database = sessions.engines[bind_key]
-    prefix = redis_prefix(settings, database)
-    # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.
-    metadata = sessions.metadata_of(bind_key)
+    """Put stores, engine and settings together."""
+    key = bind_of(sessions, settings)
+    database = sessions.engines[key]
+    options = app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {}
+    check_database(database, settings.store, options if key is None else {})
+    # Without a table of ours, something must still stand for the bind whose writes are atomic.
+    metadata = sessions.metadata_of(key)
     there = metadata if settings.has_table else MetaData(info=metadata.info)
     table = define_table(there, settings.table)
-    records = _records(settings.store, database, table, make_client, prefix)
+    make_client: Callable[[], Any] = lambda: client  # noqa: E731
+    if client is None and settings.redis_url:
+        make_client = client_from_url(settings.redis_url)
+    prefix = redis_prefix(settings, database)
     lock: Lock = NoLock()
     if settings.store == "hybrid":
-        lock = RedisLock(
-            make_client,
-            prefix,
-            on_failure=lambda error: send(store_failed, app, Event("", error=error)),
-        )
+        tell = lambda error: send(store_failed, app, Event("", error=error))  # noqa: E731
+        lock = RedisLock(make_client, prefix, on_failure=tell)
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
+    records = own = _records(settings.store, database, table, make_client, prefix)
+    in_test = None
+    if isinstance(records, PostgresRecords):
+        own, in_test = records.apart(), partial(RecordsInTest, records)
     engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
-    own = records.apart() if isinstance(records, PostgresRecords) else records
-    observed = own.briefly()
-    return AppState(
-        app,
-        sessions,
-        bind_key,
-        database,
-        table,
-        records,
-        scope,
-        settings,
-        lock,
-        engine,
-        sealer,
-        protections,
-        own,
-        observed,
-        DecisionEngine(observed, Unlocked(), sealer, time),
-        Purge(own) if settings.purge and settings.has_table else None,
-        partial(RecordsInTest, records) if isinstance(records, PostgresRecords) else None,
-    )
+    databases = (app, sessions, key, database, table, records)
+    return AppState(*databases, scope, settings, protections, lock, sealer, engine, own, in_test)
 
 
 USUAL_POOL_SIZE = 5

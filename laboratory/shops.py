@@ -26,7 +26,7 @@ from example.models import Order, Payment
 from flask_idempotency import current_operation
 from flask_idempotency.core.records import Claim
 from flask_idempotency.testing.watch import Watch, watched
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from laboratory import card_provider, without
 
 FAULT = "Laboratory-Fault"

@@ -25,7 +25,7 @@ from flask_idempotency.operate.find import admin, find
 from flask_idempotency.operate.show import Found, row
 from flask_idempotency.operate.words import LONGEST_NAME, is_legible, one_line, records
 from flask_idempotency.stores.admin import Line
-from flask_idempotency.web.app_state import AppState, app_state
+from flask_idempotency.web.routes import AppState, app_state
 
 from .group import (
     as_json,

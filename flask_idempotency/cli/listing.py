@@ -12,7 +12,7 @@ from flask_idempotency.operate.find import DIGITS, STATES, admin, find
 from flask_idempotency.operate.show import Found, derived, key_of, row, shown_steps
 from flask_idempotency.operate.words import duration, records
 from flask_idempotency.stores.admin import CAPPED, Overview
-from flask_idempotency.web.app_state import AppState, app_state
+from flask_idempotency.web.routes import AppState, app_state
 
 from .group import (
     MANY,

@@ -14,7 +14,7 @@ from flask_idempotency.operate.check import examine
 from flask_idempotency.operate.find import admin
 from flask_idempotency.operate.words import duration, explain, records
 from flask_idempotency.stores.admin import Admin
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 
 from .group import (
     MANY,

@@ -10,7 +10,7 @@ from flask.blueprints import BlueprintSetupState
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, shown
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 
 from . import access, pages, record_page
 

@@ -28,7 +28,7 @@ from flask_idempotency.operate.find import (
 )
 from flask_idempotency.operate.words import duration, explain, printable
 from flask_idempotency.stores.admin import Line, Overview
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 
 from . import access, labels
 

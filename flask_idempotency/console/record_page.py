@@ -34,7 +34,7 @@ from flask_idempotency.operate.find import admin, find
 from flask_idempotency.operate.show import Found, derived, key_of, shown_steps
 from flask_idempotency.operate.words import is_legible
 from flask_idempotency.stores.admin import Line
-from flask_idempotency.web.app_state import AppState, app_state
+from flask_idempotency.web.routes import AppState, app_state
 
 from . import access
 from .pages import checked, page

@@ -14,7 +14,7 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import TRACEPARENT
 from flask_idempotency.web import signals
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import Event
 
 try:
@@ -52,7 +52,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class _Tracing:
-    """See :class:`flask_idempotency.web.app_state.Tracing`."""
+    """See :class:`flask_idempotency.web.routes.Tracing`."""
 
     def __init__(self, app: Flask, tracer: trace.Tracer) -> None:
         self._tracer = tracer

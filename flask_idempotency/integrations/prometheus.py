@@ -23,7 +23,7 @@ from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.operate.find import overview_of
 from flask_idempotency.web import signals
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import Event
 
 try:

@@ -10,7 +10,7 @@ from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
 from flask_idempotency.session.joining import joining_session
 from flask_idempotency.session.operation import OpenTransaction, Operation
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
-from flask_idempotency.web.app_state import AppState
+from flask_idempotency.web.routes import AppState
 from flask_idempotency.web.signals import Event, store_failed
 
 from .decide import check_sealer

@@ -28,9 +28,8 @@ from flask_idempotency.core.ports import Plain
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.stores.admin import AuditEntry, Line, Verdict
-from flask_idempotency.web.app_state import AppState
 from flask_idempotency.web.response import capture, problem_response
-from flask_idempotency.web.routes import protected_routes
+from flask_idempotency.web.routes import AppState, protected_routes
 
 from .find import admin, find
 from .words import duration, one_line, printable

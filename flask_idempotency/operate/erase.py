@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.stores.admin import Erasure, Line
-from flask_idempotency.web.app_state import AppState
+from flask_idempotency.web.routes import AppState
 
 from .decide import noted, tell
 from .find import Sought, admin, scope_tails

@@ -12,8 +12,7 @@ from flask_idempotency.core.errors import KeyMalformed, UnknownRecord
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Admin, Line, Overview
-from flask_idempotency.web.app_state import AppState
-from flask_idempotency.web.routes import protected_routes
+from flask_idempotency.web.routes import AppState, protected_routes
 from flask_idempotency.web.settings import NAMES, is_name
 
 STATES = (*(state.value for state in State), "interrupted", "released", "observed", "erased")

@@ -9,7 +9,7 @@ from typing import Any
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN, derive_key
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
-from flask_idempotency.web.app_state import AppState
+from flask_idempotency.web.routes import AppState
 from flask_idempotency.web.steps import purpose
 
 from .advice import Advice, advise

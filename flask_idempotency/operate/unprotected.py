@@ -16,20 +16,19 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
-from flask_idempotency.web.app_state import AppState, states
 from flask_idempotency.web.body import is_used_up
 from flask_idempotency.web.request import current_scope, this_request
 from flask_idempotency.web.routes import (
+    AppState,
     covering_route,
-    hidden_route,
     is_registered,
     name_of,
     refuse_contradiction,
-    refuse_hidden,
     refuse_misplaced,
     refuse_shared_name,
     refuse_unsupported,
     route_of,
+    states,
 )
 from flask_idempotency.web.settings import SAFE_METHODS, Route, ScopeCallable
 
@@ -48,7 +47,6 @@ class WriteRoute:
     methods: list[str]
     rule: str
     route: Route | None
-    is_hidden: bool
 
     @property
     def given(self) -> Route:
@@ -70,11 +68,9 @@ def write_routes(state: AppState) -> Iterator[WriteRoute]:
             continue
         rows: list[WriteRoute] = []
         for method in sorted((rule.methods or set()) - SAFE_METHODS):
-            own = route_of(state, rule.endpoint, method)
-            route = own or hidden_route(state, rule.endpoint, method)
-            is_hidden = route is not own
+            route = route_of(state, rule.endpoint, method)
             route = route and route.resolved(state.settings, state.scope, rule.endpoint)
-            row = WriteRoute(rule.endpoint, [], rule.rule, route, is_hidden)
+            row = WriteRoute(rule.endpoint, [], rule.rule, route)
             alike = [each for each in rows if (each.route, each.given) == (row.route, row.given)]
             if not alike:
                 rows.append(row)
@@ -151,9 +147,6 @@ def _examine_each(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]
             if error.detail not in said:
                 said.add(error.detail)
                 yield Finding("FAILED", "route", error.detail)
-    if hidden := sorted({each.endpoint for each in found if each.is_hidden}):
-        text = f"a decorator above @idempotent hides it at {', '.join(hidden)}"
-        yield Finding("advice", "hidden", text, "let the decorator use functools.wraps")
 
 
 def _refuse(state: AppState, each: WriteRoute) -> None:
@@ -167,8 +160,6 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
     state.engines_of(each.route.other_binds)
     if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
         refuse_shared_name(state, covering)
-        for method in each.methods:
-            refuse_hidden(state, each.endpoint, method, each.given)
 
 
 def _examine_targets(state: AppState) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from flask import Flask
 from sqlalchemy import Column, DateTime, Table, func, select, update
 
 from flask_idempotency.stores.table import define_steps
-from flask_idempotency.web.app_state import AppState, app_state
+from flask_idempotency.web.routes import AppState, app_state
 
 _TIMES_IN_REDIS = "created", "completed", "lease", "released"
 

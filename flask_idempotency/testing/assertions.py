@@ -19,7 +19,7 @@ from werkzeug.test import TestResponse
 from flask_idempotency.core.errors import ConfigurationError, KeyReused
 from flask_idempotency.core.keys import uuid7
 from flask_idempotency.core.storable import REPLAYED
-from flask_idempotency.web.routes import hidden_route, name_of, refuse_misplaced, route_of
+from flask_idempotency.web.routes import name_of, refuse_misplaced, route_of
 
 from .comparison import changed_request, differences, shown
 from .crashes import CrashPoint, armed
@@ -258,9 +258,7 @@ class RequestCheck(Check[TestResponse]):
 
     def _unprotected(self) -> str:
         endpoint = self._endpoint
-        if endpoint is None or any(
-            find(self.state, endpoint, self._method.upper()) for find in (route_of, hidden_route)
-        ):
+        if endpoint is None or route_of(self.state, endpoint, self._method.upper()):
             return ""
         view = name_of(self.state.app.view_functions[endpoint])
         return (

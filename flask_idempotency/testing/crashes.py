@@ -23,8 +23,8 @@ from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.sources import Sessions
-from flask_idempotency.web.app_state import AppState, app_state, states
 from flask_idempotency.web.request import present_operation
+from flask_idempotency.web.routes import AppState, app_state, states
 
 from .watch import Watch, watched
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Table, func, inspect, select
 
 from flask_idempotency.stores.table import define_steps
-from flask_idempotency.web.app_state import AppState
+from flask_idempotency.web.routes import AppState
 
 Number = int | float | Decimal
 Effects = Callable[[], Number | Mapping[str, Number]]

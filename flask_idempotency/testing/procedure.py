@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from flask import Flask
 
 from flask_idempotency.core.records import Claim
-from flask_idempotency.web.app_state import AppState, app_state
+from flask_idempotency.web.routes import AppState, app_state
 
 from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.ports import Glance, Hold
 from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.web.app_state import AppState
+from flask_idempotency.web.routes import AppState
 
 
 class Watch:

@@ -28,10 +28,9 @@ from markupsafe import Markup
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 
-from .app_state import AppState, app_state
 from .body import Form
 from .request import FormKey, current_scope
-from .routes import route_of
+from .routes import AppState, app_state, route_of
 from .settings import Route
 
 FIELD = "idempotency_key"

@@ -24,17 +24,16 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
 
-from .app_state import AppState
 from .identity import prepare
 from .request import Request, begin_request, existing_request
 from .response import answer
 from .routes import (
     ROUTE,
+    AppState,
     covering_route,
     needs_protect,
     note_registered,
     refuse_contradiction,
-    refuse_hidden,
     refuse_misplaced,
     refuse_shared_name,
     refuse_unsupported,
@@ -154,8 +153,6 @@ class Hooks:
             note_registered(view)
         elif method not in SAFE_METHODS:
             refuse_misplaced(self._state, endpoint)
-            if route is not None:
-                refuse_hidden(self._state, endpoint, method, route)
         if route is not None:
             route = route.resolved(self._state.settings, self._state.scope, endpoint)
             refuse_unsupported(self._state, route, route.name)

@@ -16,9 +16,9 @@ from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.session.operation import Operation
 
 from . import forms
-from .app_state import AppState
 from .body import FORM_TYPES, Body, fingerprint
 from .request import Request, current_scope
+from .routes import AppState
 from .settings import REQUIRED, Route
 
 OWNER_BYTES = 9

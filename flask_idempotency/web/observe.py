@@ -27,10 +27,10 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, StoredResponse
 from flask_idempotency.core.storable import outcome_after
 
-from .app_state import AppState
 from .identity import found_for_old, identify, prepare, request_claim
 from .request import Request, watch_end
 from .response import replay, replayed
+from .routes import AppState
 from .settings import Route
 from .signals import Subject, conclude, event_of, operation_observed, problem_type, tell_failure
 

@@ -17,8 +17,7 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
-from .app_state import AppState
-from .routes import name_of
+from .routes import AppState, name_of
 from .settings import Route, ScopeCallable
 from .signals import Subject
 

@@ -26,8 +26,8 @@ from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.flask_context import needed_app, present_request
 from flask_idempotency.session.operation import Operation
 
-from .app_state import AppState, app_state
 from .request import Request
+from .routes import AppState, app_state
 from .settings import Route, Settings
 from .signals import reject
 

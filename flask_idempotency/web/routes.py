@@ -1,22 +1,28 @@
-"""Which views are protected, with which options; what contradicts itself is refused."""
+"""What the extension knows about one application, and which of its views are protected, with what.
+
+``app.extensions["idempotency"]`` is the :class:`AppState`. What contradicts itself is refused.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-from weakref import ref
+from types import FunctionType
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
-from flask import Blueprint, views
-from werkzeug.local import LocalProxy
+from flask import Blueprint, Flask, current_app, views
 
+from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.ports import Lock, Records, Sealer, Unlocked
+from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.session.databases import Databases
 
-from .app_state import AppState, states
-from .settings import NOT_GIVEN, Route
+from .purging import Purge
+from .settings import NOT_GIVEN, Route, ScopeCallable, Settings
 
 ROUTE = "__idempotency_route__"
 """The attribute that marks a protected view, with its options."""
@@ -24,8 +30,92 @@ ROUTE = "__idempotency_route__"
 EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
 
-_decorated: dict[tuple[int, int], Any] = {}
-"""The views below ``@idempotent`` by identity, with a reference to each, weak where possible."""
+
+@dataclass(eq=False)
+class Protections:
+    """The targets of ``protect`` and ``exempt``, for all applications of one extension."""
+
+    routes: WeakKeyDictionary[Flask | Blueprint, Route] = field(default_factory=WeakKeyDictionary)
+    exempt: WeakSet[Any] = field(default_factory=WeakSet)
+    exempt_endpoints: set[str] = field(default_factory=set)
+
+    def refuse_foreign(self) -> None:
+        """Raise ``ConfigurationError`` before each request to an application without ``init_app``."""
+        state = current_app.extensions.get("idempotency")
+        if state is None or state.protections is not self:
+            raise ConfigurationError(
+                f"protect() was given the application {current_app.name}, on which this Idempotency was"
+                " never set up: call init_app() for it"
+            )
+
+
+class Tracing(Protocol):
+    """What the signals do not reach: ``integrations.opentelemetry`` provides it, if it is set up."""
+
+    def sign(self, stored: StoredResponse) -> StoredResponse:
+        """The response with a line that names the present trace."""
+
+    def link(self, stored: StoredResponse) -> None:
+        """Link the present trace to the one that a stored response names."""
+
+    def step(
+        self, operation: str, name: str, recorded: bytes | None, run: Callable[[], bytes]
+    ) -> bytes:
+        """The result of a step: what is ``recorded``, or else what ``run`` returns."""
+
+
+@dataclass(eq=False, repr=False)
+class AppState(Databases):
+    """Everything the extension knows about one application."""
+
+    scope: ScopeCallable | None
+    settings: Settings
+    protections: Protections
+    lock: Lock
+    sealer: Sealer
+    engine: DecisionEngine
+    own_records: Records  # the same, for what no request waits for: past the application's pool
+    in_test: Callable[[Any], Records] | None  # the same in the transaction of a test's connection
+    unobserved_until: float = 0.0  # by time.monotonic(), after a failure
+    has_served: bool = False
+    # By endpoint and method: the view, and the options that protect it. Of this process alone.
+    known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
+    # How long each operation took here, by its name: what a duplicate is told to wait.
+    last_seconds: dict[str, float] = field(default_factory=dict)
+    tracing: Tracing | None = None
+    mistakes: set[tuple[str, type]] = field(default_factory=set)  # those that were logged
+
+    def __post_init__(self) -> None:
+        """Add what follows from the rest."""
+        super().__post_init__()
+        self.observed_records = self.own_records.briefly()  # for requests that are only observed
+        self.observer = DecisionEngine(self.observed_records, Unlocked(), self.sealer, time)
+        has_purge = self.settings.purge and self.settings.has_table
+        self.purge = Purge(self.own_records) if has_purge else None
+
+
+_states: WeakSet[AppState] = WeakSet()
+
+
+def states() -> list[AppState]:
+    """The states of all applications of this process."""
+    return list(_states)
+
+
+def set_state(app: Flask, state: AppState) -> None:
+    """Make :func:`app_state` and :func:`states` return it."""
+    app.extensions["idempotency"] = state
+    _states.add(state)
+
+
+def app_state(app: Flask) -> AppState:
+    """The state of an application. Raises ``ConfigurationError`` if it has none."""
+    state: AppState | None = app.extensions.get("idempotency")
+    if state is None:
+        raise ConfigurationError(
+            "this application has no Idempotency: call idempotency.init_app(app, db, scope=...)"
+        )
+    return state
 
 
 @dataclass(frozen=True)
@@ -63,15 +153,6 @@ def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
     return None
 
 
-def hidden_route(state: AppState, endpoint: str, method: str) -> Route | None:
-    """The options of a protection that a decorator hides from :func:`route_of`."""
-    for each in _everything(state.app.view_functions.get(endpoint), method):
-        route = getattr(each, ROUTE, None)
-        if isinstance(route, Route) and route.applies_to(method):
-            return route
-    return None
-
-
 def covering_route(state: AppState, endpoint: str) -> Route | None:
     """The options of the ``protect`` call that covers an endpoint, whatever its view says.
 
@@ -87,6 +168,28 @@ def covering_route(state: AppState, endpoint: str) -> Route | None:
         if blueprint is not None and blueprint in protections.routes:
             return protections.routes[blueprint]
     return protections.routes.get(state.app)
+
+
+def needs_protect(view: Any, method: str) -> bool:
+    """Return True if only ``protect`` protects this method, which is not exempt."""
+    return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))
+
+
+def is_registered(state: AppState, target: Any) -> bool:
+    """Return True if the application has the target of an ``exempt`` or ``protect``, or is it."""
+    if isinstance(target, str):
+        return target in state.app.view_functions
+    if isinstance(target, (Flask, Blueprint)):
+        return target is state.app or target in state.app.blueprints.values()
+    return any(
+        each is target or target in getattr(each, "__mro__", ())
+        for view in list(state.app.view_functions.values())
+        for each in view_objects(view, *views.http_method_funcs)
+        for each in chain(each)
+    )
+
+
+# What is refused, in the first request and by ``flask idempotency check``.
 
 
 def refuse_shared_name(state: AppState, covering: Route) -> None:
@@ -112,9 +215,71 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
         )
 
 
-def needs_protect(view: Any, method: str) -> bool:
-    """Return True if only ``protect`` protects this method, which is not exempt."""
-    return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))
+def refuse_contradiction(state: AppState, endpoint: str) -> None:
+    """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
+    found = view_objects(state.app.view_functions[endpoint])
+    is_named = endpoint in state.protections.exempt_endpoints
+    if any(map(_has_own_protection, found)) and (is_named or any(map(is_exempt, found))):
+        raise ConfigurationError(
+            f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: remove one of them"
+        )
+
+
+_below: WeakSet[Any] = WeakSet()
+"""The functions that ``@idempotent`` stands above, unless the protected one was seen registered."""
+
+
+def note_decorated(view: Any) -> None:
+    """Remember that ``@idempotent`` stands above a view, for :func:`refuse_misplaced`."""
+    _below.update(filter(_is_function, chain(view)))
+
+
+def note_registered(view: Any) -> None:
+    """Forget it if the protected view was registered."""
+    for found in view_objects(view, *views.http_method_funcs):
+        inner = list(chain(found))
+        if any(map(_has_own_protection, inner)):
+            _below.difference_update(filter(_is_function, inner))
+
+
+def refuse_misplaced(state: AppState, endpoint: str) -> None:
+    """Raise ``ConfigurationError`` for an endpoint whose ``@idempotent`` stands above its route.
+
+    Then the plain view is registered, and the protected one is not. (If the protected one is registered
+    too, the other is plain on purpose.)
+    """
+    view: Any = state.app.view_functions[endpoint]
+    if hasattr(view, ROUTE):  # around it by protect()
+        view = view.__wrapped__
+    if not _is_function(view) or view not in _below or is_exempt(view):
+        return
+    for other in states():
+        for registered in list(other.app.view_functions.values()):
+            note_registered(registered)
+    if view in _below:
+        raise ConfigurationError(
+            f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected by its"
+            " @idempotent: that stands above the decorator that registers it. Put @idempotent below"
+            " the route"
+        )
+
+
+def _is_function(view: Any) -> bool:
+    """Return True for what is equal to nothing but itself; any other object may be equal to others."""
+    return isinstance(view, (FunctionType, partial))
+
+
+def _has_own_protection(view: Any) -> bool:
+    route = getattr(view, ROUTE, None)
+    return isinstance(route, Route) and route.methods is None  # not that of protect()
+
+
+def is_exempt(view: Any) -> bool:
+    """Return True if ``exempt`` marked the view, or a function below its decorators."""
+    return any(hasattr(each, EXEMPT) for each in chain(view))
+
+
+# What a view is made of.
 
 
 def view_objects(view: Any, *methods: str) -> tuple[Any, ...]:
@@ -135,162 +300,14 @@ def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[An
     return (each for method in methods for each in decorators.get(method.lower(), ()))
 
 
-def note_decorated(view: Any) -> None:
-    """Remember that ``@idempotent`` stands above a view, for :func:`refuse_misplaced`.
-
-    Not of a class such as ``dict``: another application may use it as it is.
-    """
-    if isinstance(view, type):
-        return
-    for each in chain(view, hidden=True):
-        identity, owner = _identity(each), getattr(each, "__self__", each)
-        try:
-            _decorated[identity] = ref(owner, partial(_forget, identity))
-        except TypeError:  # an object with slots
-            _decorated[identity] = each
-
-
-def _forget(identity: tuple[int, int], _: object = None) -> None:
-    _decorated.pop(identity, None)
-
-
-def _identity(view: Any) -> tuple[int, int]:
-    """Return what tells a view from others; each access to a bound method makes a new object."""
-    return id(getattr(view, "__self__", None)), id(getattr(view, "__func__", view))
-
-
-def note_registered(view: Any) -> None:
-    """Forget it if the protected view was registered."""
-    for found in view_objects(view, *views.http_method_funcs):
-        below = list(chain(found, hidden=True))
-        if any(map(_has_own_protection, below)):
-            for each in below:
-                _forget(_identity(each))
-
-
-def refuse_contradiction(state: AppState, endpoint: str) -> None:
-    """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
-    view = state.app.view_functions[endpoint]
-    is_named = endpoint in state.protections.exempt_endpoints
-    is_protected = any(map(_has_own_protection, view_objects(view)))
-    if is_protected and (is_named or any(map(is_exempt, view_objects(view)))):
-        raise ConfigurationError(
-            f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: remove one of them"
-        )
-
-
-def is_registered(state: AppState, target: Any) -> bool:
-    """Return True if the application has the target of an ``exempt`` or ``protect``."""
-    if isinstance(target, str):
-        return target in state.app.view_functions
-    if isinstance(target, Blueprint):
-        return any(blueprint is target for blueprint in state.app.blueprints.values())
-    return any(
-        each is target or target in getattr(each, "__mro__", ())
-        for view in list(state.app.view_functions.values())
-        for each in view_objects(view, *views.http_method_funcs)
-        for each in chain(each)
-    )
-
-
-def refuse_misplaced(state: AppState, endpoint: str) -> None:
-    """Raise ``ConfigurationError`` for an endpoint whose ``@idempotent`` stands above its route.
-
-    Then the plain view is registered, and the protected one is not. (If the protected one is registered
-    too, or called by a registered one, the other is plain on purpose.)
-    """
-    view = state.app.view_functions[endpoint]
-    if is_exempt(view) or not any(map(_is_decorated, chain(view, hidden=True))):
-        return
-    if any(map(_may_call_protected, chain(view, hidden=True))):
-        return
-    for other in states():
-        for registered in list(other.app.view_functions.values()):
-            note_registered(registered)
-    if any(map(_is_decorated, chain(view, hidden=True))):
-        raise ConfigurationError(
-            f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected by its"
-            " @idempotent: that stands above the decorator that registers it. Put @idempotent below"
-            " the route"
-        )
-
-
-def refuse_hidden(state: AppState, endpoint: str, method: str, covering: Route) -> None:
-    """Raise ``ConfigurationError`` if ``protect`` covers a view whose own options a decorator hides."""
-    covering = replace(covering, methods=None, skip=None)
-    for each in _everything(state.app.view_functions[endpoint], method):
-        if _has_own_protection(each) and getattr(each, ROUTE) != covering:
-            raise ConfigurationError(
-                f"the endpoint {endpoint!r} is covered by protect(), and a decorator hides an"
-                " @idempotent with other options, which would not count: let the decorator use"
-                " functools.wraps"
-            )
-
-
-def is_exempt(view: Any) -> bool:
-    """Return True if ``exempt`` marked the view, or a function below its decorators."""
-    return any(hasattr(each, EXEMPT) for each in chain(view))
-
-
-def _has_own_protection(view: Any) -> bool:
-    route = getattr(view, ROUTE, None)
-    return isinstance(route, Route) and route.methods is None  # not that of protect()
-
-
-def _is_decorated(view: Any) -> bool:
-    return _identity(view) in _decorated
-
-
-def _may_call_protected(function: Any) -> bool:
-    """Return True if the function knows a protected one by a global or an enclosing variable.
-
-    Before its first call, the names in its code are the only trace of the globals that it uses.
-    """
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
-    variables = map(getattr(function, "__globals__", {}).get, names)
-    # A proxy, such as current_operation, may be unbound here, and raises then.
-    known = (each for each in (*_closure(function), *variables) if type(each) is not LocalProxy)
-    return any(map(_has_own_protection, known))
+def chain(view: Any) -> Iterator[Any]:
+    """The view, and the functions below its decorators that use ``functools.wraps``."""
+    while view is not None:
+        yield view
+        view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
 
 
 def name_of(function: Any) -> str:
     """A function's module and name."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}.{name}"
-
-
-def _everything(view: Any, method: str) -> Iterator[Any]:
-    return (each for found in view_objects(view, method) for each in chain(found, hidden=True))
-
-
-def chain(view: Any, *, hidden: bool = False) -> Iterator[Any]:
-    """The view, and the functions below its decorators.
-
-    ``hidden``: also those below decorators without ``functools.wraps``, as far as they can be guessed.
-    """
-    pending, seen = [view], set()
-    while pending:
-        view = pending.pop()
-        if id(view) not in seen:
-            seen.add(id(view))
-            yield view
-            pending += _wrapped(view) or (_enclosed(view) if hidden else [])
-
-
-def _wrapped(view: Any) -> list[Any]:
-    inner = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
-    return [] if inner is None else [inner]
-
-
-def _enclosed(view: Any) -> list[Any]:
-    flags = getattr(getattr(view, "__code__", None), "co_flags", 0)
-    if not (flags & inspect.CO_VARARGS and flags & inspect.CO_VARKEYWORDS):
-        return []
-    # A function that takes anything, to pass it on, closes over the one that it passes it to.
-    return [each for each in _closure(view) if inspect.isroutine(each) or isinstance(each, partial)]
-
-
-def _closure(function: Any) -> Iterator[Any]:
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # a variable that has no value yet
-            yield cell.cell_contents

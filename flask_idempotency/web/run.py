@@ -29,7 +29,6 @@ from flask_idempotency.flask_context import present_context
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction import innermost
 
-from .app_state import AppState, app_state
 from .attempt import Attempt
 from .identity import new_claim, new_operation
 from .request import (
@@ -38,7 +37,7 @@ from .request import (
     is_in_thread_of_request,
     present_operation,
 )
-from .routes import refuse_unsupported
+from .routes import AppState, app_state, refuse_unsupported
 from .settings import (
     NOT_GIVEN,
     Route,

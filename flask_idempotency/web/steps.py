@@ -28,7 +28,7 @@ from flask_idempotency.session.joining import to_continue
 from flask_idempotency.session.leftovers import holds_changes, refuse_changes, undo
 from flask_idempotency.session.operation import OpenTransaction, Operation
 
-from .app_state import AppState
+from .routes import AppState
 from .settings import NAMES, is_name, read_lease
 from .signals import Event, warn
 

@@ -34,13 +34,12 @@ from flask_idempotency.session.joining import connection_of_test, refuse_inside,
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, in_thread, running_operation
 
-from .app_state import AppState, app_state
 from .attempt import Attempt, LeasedAttempt
 from .identity import found_for_old, identify, request_claim
 from .observe import Observed, observe
 from .request import Request, abandon_struck, is_outermost_request, this_request
 from .response import handle_problem, replay, replayed
-from .routes import ROUTE, note_decorated, refuse_unsupported
+from .routes import ROUTE, AppState, app_state, note_decorated, refuse_unsupported
 from .settings import Route, RouteOptions, read_options
 from .signals import (
     conclude,

@@ -34,7 +34,7 @@ from flask_idempotency.core.errors import LeaseLost, Problem
 from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import purging
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from tests import sessions
 from tests.faults import designs, mutants, points
 from tests.faults.points import Deliberate, point

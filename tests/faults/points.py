@@ -20,7 +20,7 @@ from flask import Flask, got_request_exception, request
 from flask_idempotency import store_failed
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.drivers.raw_connection import RawConnection, class_of
-from flask_idempotency.web.app_state import AppState
+from flask_idempotency.web.routes import AppState
 from flask_idempotency.web.signals import Event
 from tests.faults.history import Journal
 

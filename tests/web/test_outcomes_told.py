@@ -8,7 +8,7 @@ import pytest
 from flask_idempotency import KeyReused, Retryable, StoreUnavailable, current_operation, idempotent
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from tests.killed import Killed
 
 

@@ -15,7 +15,7 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.integrations.prometheus import export_metrics
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from tests.stores import BOTH
 
 

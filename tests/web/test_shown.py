@@ -3,7 +3,7 @@
 from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 
 FINGERPRINT = by_value(b"canary")
 

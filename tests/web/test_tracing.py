@@ -23,7 +23,7 @@ from flask_idempotency import (
 )
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.integrations.opentelemetry import instrument_app
-from flask_idempotency.web.app_state import states
+from flask_idempotency.web.routes import states
 from tests.killed import Killed
 from tests.web.leased.records import end_lease
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.core.records import Claim
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 
 db = SQLAlchemy()
 ran: list[str] = []

@@ -13,7 +13,7 @@ from flask_jwt_extended import get_jwt_identity
 
 import servers
 from flask_idempotency import idempotent
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from tests.integration.commands.running import build, findings, not_ok, once, runner
 from tests.sessions import factory_of
 from tests.stores import BOTH

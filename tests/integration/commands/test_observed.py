@@ -9,7 +9,7 @@ import pytest
 from flask_idempotency import idempotent
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.operate.find import admin
-from flask_idempotency.web.app_state import app_state
+from flask_idempotency.web.routes import app_state
 from tests.integration.commands.running import not_ok, runner
 from tests.killed import Killed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -81,14 +80,12 @@ def allowed(operation: Any) -> bool:
 
 def test_what_a_terminal_would_obey_is_escaped(shop):
     shop.add("\x1b[31mred\u202e", lambda: pay())  # noqa: PLW0108 -- not the function that is decorated
-    shop.add("hidden\x1b[2J", nameless(idempotent(pay)))
     shop.idempotency.exempt("\x1b[2Jgone")
     text, as_json = shop.run("check").output, shop.run("check", "--json").output
     for output in text, as_json:
         assert "\x1b" not in output
         assert "\u202e" not in output
     assert r"not protected: \x1b[31mred\u202e" in text
-    assert r"hides it at hidden\x1b[2J" in text
     assert r"\x1b[2Jgone" in text
 
 
@@ -161,13 +158,6 @@ def test_check_says_so_of_what_protect_covers_too(shop, skip):
     assert "'misplaced', is not protected by its @idempotent" in shop.said("route")
 
 
-def test_check_says_that_a_decorator_hides_options_from_protect(shop):
-    shop.idempotency.protect(shop.app)
-    shop.add("pay", nameless(idempotent(authorize_replay=allowed)(pay)))
-    assert not_ok(shop.run("check")) == {"route": "FAILED"}
-    assert "'pay' is covered by protect()" in shop.said("route")
-
-
 @pytest.mark.parametrize("is_covered", [True, False])
 def test_a_class_is_protected_by_its_dispatch(shop, is_covered):
     class Payments(View):
@@ -217,10 +207,9 @@ def test_check_names_what_is_exempt_and_protected(shop):
     assert not_ok(shop.run("check")) == {"route": "FAILED"}
 
 
-def test_check_advises_on_a_decorator_that_hides_the_protection(shop):
-    shop.add("pay", nameless(idempotent(pay)))
-    assert not_ok(shop.run("check")) == {"hidden": "advice"}
-    assert shop.said("hidden").endswith("hides it at pay -> let the decorator use functools.wraps")
+def test_check_does_not_see_a_protection_that_a_decorator_hides(shop):
+    shop.add("hidden", nameless(idempotent(lambda: ({}, 201))))
+    assert "0 of 1 endpoints" in shop.said("routes")
 
 
 def make_blueprint() -> Blueprint:
@@ -241,14 +230,6 @@ def test_check_misses_a_blueprint_that_is_protected(shop):
     assert "another one" not in shop.said("protect")
     shop.app.register_blueprint(make_blueprint())
     assert "'api', which is not registered: another one of this name is" in shop.said("protect")
-
-
-@pytest.mark.parametrize("verb", ["protect", "exempt"])
-def test_check_misses_a_blueprint_that_nobody_else_keeps(shop, verb):
-    getattr(shop.idempotency, verb)(make_blueprint())
-    shop.app.register_blueprint(make_blueprint())
-    gc.collect()
-    assert not_ok(shop.run("check")) == {verb: "FAILED"}
 
 
 def test_check_knows_the_other_applications_of_the_extension(shop):

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency import idempotent
-from flask_idempotency.web.app_state import app_state
 from flask_idempotency.web.observe import PAUSE_SECONDS
+from flask_idempotency.web.routes import app_state
 from servers.proxy import FaultProxy
 from tests.web.observed.heard import of, only
 
