@@ -21,7 +21,7 @@ import flask
 from flask import Response
 
 from flask_idempotency.core.engine import Claimed, Decision, Execution, Replay
-from flask_idempotency.core.errors import ConfigurationError, KeyExpired, LeaseLost, RecordBroken
+from flask_idempotency.core.errors import KeyExpired, LeaseLost, RecordBroken
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, StoredResponse
@@ -32,7 +32,7 @@ from .request import Request, watch_end
 from .response import replay, replayed
 from .routes import AppState
 from .settings import Route
-from .signals import Subject, conclude, event_of, operation_observed, problem_type, tell_failure
+from .signals import Subject, conclude, operation_observed, problem_type, tell_failure
 
 PAUSE_SECONDS = 10.0
 """How long nothing is observed after a failure of the store. A request waits for it twice at most."""
@@ -138,9 +138,8 @@ class Observed(Subject):
             raise
         except Exception as error:
             state.unobserved_until = time.monotonic() + PAUSE_SECONDS
-            cause = error if isinstance(error, ConfigurationError) else error.__cause__ or error
-            text = "nothing is observed for %g s, the store failed: %r"
-            tell_failure(state.app, event_of(self, error=error), text, PAUSE_SECONDS, cause)
+            text = f"nothing is observed for {PAUSE_SECONDS:g} s, the store failed"
+            tell_failure(state.app, self, error, text)
             return None
 
     def _end(

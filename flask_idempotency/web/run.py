@@ -22,7 +22,7 @@ from flask_idempotency.core.errors import (
     RecordBroken,
     ScopeUnknown,
 )
-from flask_idempotency.core.fingerprint import Fingerprint, by_value
+from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.rows import legible
 from flask_idempotency.flask_context import present_context
@@ -31,21 +31,11 @@ from flask_idempotency.session.transaction import innermost
 
 from .attempt import Attempt
 from .identity import new_claim, new_operation
-from .request import (
-    Request,
-    existing_request,
-    is_in_thread_of_request,
-    present_operation,
-)
+from .request import Request, existing_request, is_in_thread_of_request, present_operation
 from .routes import AppState, app_state, refuse_unsupported
-from .settings import (
-    NOT_GIVEN,
-    Route,
-    RouteOptions,
-    RunOptions,
-    read_options,
-)
+from .settings import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
 from .signals import reject
+from .steps import encoded
 from .views import claim_or_answer
 
 STARTED = ("__main__", "__mp_main__")
@@ -77,7 +67,8 @@ def run(
     try:
         with _alone_in_context():
             operation = new_operation(route, _read_scope(state, scope), key)
-            claim = new_claim(state, route, operation, _read_fingerprint(payload))
+            sent = encoded(payload, "the payload of run()", ConfigurationError, sort_keys=True)
+            claim = new_claim(state, route, operation, by_value(sent))
             entered = claim_or_answer(current, operation, claim)
             if isinstance(entered, Attempt):
                 return _result(entered, state, function, args)
@@ -159,26 +150,14 @@ def _read_route(state: AppState, function: Callable[..., Any], options: RunOptio
 def _name(function: Callable[..., Any]) -> str:
     """The function's name, the same in every process. Raises ``ConfigurationError`` if it has none."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
-    if module in STARTED and "<" not in name:
+    if module is None or module in STARTED or "<" in f"{module}.{name}":
         raise ConfigurationError(
-            f"run() cannot name {name}: it belongs to {module}, the program that was started. A"
-            " process that imports it would know it by another name, and repeat the work of a key. Give"
-            f" a name that is the same everywhere: name={name!r}"
-        )
-    if module is None or "<" in f"{module}.{name}":
-        raise ConfigurationError(
-            "run() cannot name this function, which is a lambda, local, partial or of no module:"
-            " give name=..., the same in every process and different for every function"
+            "run() cannot name this function, which is a lambda, local, partial or of no module, or"
+            " belongs to the program that was started: a process that imports that would know it by"
+            " another name, and repeat the work of a key. Give it name=..., the same in every process"
+            " and different for every function"
         )
     return f"{module}.{name}"
-
-
-def _read_fingerprint(payload: Any) -> Fingerprint:
-    """The fingerprint of a payload. Raises ``ConfigurationError`` if it is not JSON."""
-    try:
-        return by_value(json.dumps(payload, sort_keys=True, allow_nan=False).encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the payload of run() is not JSON: {error}") from error
 
 
 def _read_scope(state: AppState, scope: Any) -> Scope:
@@ -196,13 +175,7 @@ def _read_scope(state: AppState, scope: Any) -> Scope:
 
 def _response_of(state: AppState, result: Any) -> Response:
     """A result as it is stored. Raises ``IdempotencyError`` if it is not JSON."""
-    try:
-        body = json.dumps(result, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise IdempotencyError(
-            f"the function's result cannot be stored, as it is not JSON ({error}): return a dict, list,"
-            " str, number, bool or None"
-        ) from error
+    body = encoded(result, "the function's result", IdempotencyError)
     return state.app.response_class(body, mimetype="application/json")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from logging import DEBUG, ERROR, INFO, WARNING
+from logging import DEBUG, ERROR, INFO
 from types import CoroutineType
 from typing import Any
 
@@ -62,16 +62,16 @@ class Event:
 
     operation: str
     outcome: str | None = None
-    attempt: int | None = None
-    status: int | None = None
-    seconds: float | None = None
-    decided_by: str | None = None
-    id: str | None = None
+    would: str | None = None
     problem: str | None = None
     error: BaseException | None = None
-    would: str | None = None
+    attempt: int | None = None
+    status: int | None = None
     first_status: int | None = None
+    seconds: float | None = None
     steps: list[str] | None = None
+    decided_by: str | None = None
+    id: str | None = None
 
 
 _signals = Namespace()
@@ -134,34 +134,19 @@ def _facts(event: Event) -> dict[str, Any]:
 
 def _log(signal: NamedSignal, event: Event, level: int) -> None:
     facts = _facts(event)
-    what = _would(event.would) if event.would else event.outcome or signal.name.partition("-")[2]
+    what = event.outcome or signal.name.partition("-")[2]
     if event.outcome == "executed" and event.problem:
         what = "failed"
-    details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
+    if event.would:
+        would = f"would have been {event.would.replace('_', ' ')}"
+        what = "was not observed" if event.would == "unknown" else would
+    values = {**facts, **({"seconds": f"{event.seconds:.3f}"} if "seconds" in facts else {})}
+    details = ", ".join(f"{name} {values[name]}" for name in values if name not in _IN_TEXT)
     # Error trackers group lines by this text: each outcome is an issue of its own.
     log.log(level, f"operation %s {what}: %s", event.operation, details, extra=facts)  # noqa: G004
 
 
-_DETAILS = (
-    "problem",
-    "error",
-    "attempt",
-    "status",
-    "first_status",
-    "seconds",
-    "steps",
-    "decided_by",
-    "id",
-)
-
-
-def _would(outcome: str) -> str:
-    words = outcome.replace("_", " ")
-    return "was not observed" if outcome == "unknown" else f"would have been {words}"
-
-
-def _short(value: object) -> object:
-    return f"{value:.3f}" if isinstance(value, float) else value
+_IN_TEXT = ("operation", "outcome", "would")
 
 
 def send(signal: NamedSignal, app: Flask, event: Event) -> None:
@@ -248,7 +233,7 @@ def reject(app: Flask, subject: Subject, error: Exception, status: int | None = 
     """
     # Not what a view raises that is not protected: that of the outcomes has told it.
     if isinstance(error, StoreUnavailable) and subject.began and not subject.has_outcome:
-        tell_failure(app, event_of(subject, attempt=subject.attempt, error=error), *unavailable(error))
+        tell_failure(app, subject, error, attempt=subject.attempt)
     if status is None and isinstance(error, Problem):
         status = error.status
     problem = problem_type(error)
@@ -256,17 +241,11 @@ def reject(app: Flask, subject: Subject, error: Exception, status: int | None = 
     conclude(app, operation_rejected, subject, level, status=status, problem=problem, error=error)
 
 
-def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:
+def tell_failure(
+    app: Flask, subject: Subject, error: Exception, text: str = "the store is unavailable", **facts: Any
+) -> None:
     """Log that a store failed, and send ``store_failed``. The line says why; no response does."""
-    log.error(f"operation %s: {text}", event.operation, *values, extra=_facts(event))  # noqa: G004
+    event = event_of(subject, error=error, **facts)
+    cause = (isinstance(error, StoreUnavailable) and error.__cause__) or error
+    log.error(f"operation %s: {text}: %r", event.operation, cause, extra=_facts(event))  # noqa: G004
     send(store_failed, app, event)
-
-
-def warn(event: Event, text: str, *values: object, level: int = WARNING) -> None:
-    """Log an anomaly of an operation that is no failure of a store."""
-    log.log(level, f"operation %s: {text}", event.operation, *values, extra=_facts(event))  # noqa: G004
-
-
-def unavailable(error: StoreUnavailable) -> tuple[str, object]:
-    """Return what a line of the log says of it."""
-    return "the store is unavailable: %r", error.__cause__ or error

@@ -16,12 +16,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from logging import ERROR
 from typing import Any
 
-from flask_idempotency.core.errors import LeaseLost, StepError, StoreUnavailable, sqlstate
+from flask_idempotency.core.errors import (
+    IdempotencyError,
+    LeaseLost,
+    StepError,
+    StoreUnavailable,
+    sqlstate,
+)
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lease, Step
-from flask_idempotency.core.process import FORKED, this_process
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.joining import to_continue
@@ -30,7 +35,6 @@ from flask_idempotency.session.operation import OpenTransaction, Operation
 
 from .routes import AppState
 from .settings import NAMES, is_name, read_lease
-from .signals import Event, warn
 
 _PASSING = (
     "53",  # disk full, out of memory, too many connections
@@ -51,6 +55,19 @@ class PresentStep:
     function: Callable[[], Any] = field(repr=False)
     after_commit: list[Callable[[], object]] = field(default_factory=list)
 
+    @contextmanager
+    def runs(self) -> Iterator[None]:
+        """Let this be the step that runs, for what asks in this thread."""
+        token = _present.set(self)
+        try:
+            yield
+        finally:
+            _present.reset(token)
+
+    def result(self) -> bytes:
+        """Call its function. Raises ``StepError`` if what comes of that cannot be stored."""
+        return encoded(self.function(), f"step {self.name!r} was done, but its result", StepError)
+
 
 _present: ContextVar[PresentStep | None] = ContextVar("flask_idempotency_step", default=None)
 """The step whose function runs in this thread: a view may have several threads."""
@@ -69,49 +86,45 @@ class Steps:
     ) -> None:
         self._state, self._operation, self._lease, self._claim = state, operation, lease, claim
         self._other_binds = other_binds
-        self._seconds = claim.lease_seconds or 0.0
         self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
-        self._used: set[str] = set()
-        self._running: set[str] = set()
+        self._called: dict[str, bool] = {}  # by name, whether it has finished
         self._lock = threading.Lock()
-        self._pid = this_process()
 
     def run(self, name: str, call: Callable[[], Any], *, atomic: bool) -> Any:
         """See :meth:`Operation.step`."""
         self._check(name, call)
         step = PresentStep(self, name, atomic, call)
+        run = partial(self._run_in_transaction if atomic else self._run_outside, step)
         with self._only_here(name):
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
-                run = partial(self._run, step)
                 result = tracing.step(self._operation.name, name, result, run)
             elif result is None:
-                result = self._run(step)
-            self._used.add(name)
+                result = run()
         self._operation.after_commit += step.after_commit  # if it failed, they go with it
         with legible():
             return json.loads(result)
 
-    def _run(self, step: PresentStep) -> bytes:
-        try:
-            return self._run_in_transaction(step) if step.atomic else self._run_outside(step)
-        except BaseException:
-            with self._lock:
-                self._recorded = None  # ask again: it may be recorded all the same
-            raise
-
     def _run_outside(self, step: PresentStep) -> bytes:
-        state = self._state
-        self._renew(step)
-        with self._present_step(step):
-            result = _encoded(step.name, step.function())
-        left_open = state.blocks_records()
+        self._refuse_open_writes(f"step {step.name!r}")
+        # Raises LeaseLost before anything is done that would not count.
+        self._lease.extend(self._claim.lease_seconds or 0.0)
+        with step.runs():
+            result = step.result()
+        left_open = self._state.blocks_records()
         if left_open:
-            undo(state.sessions.present())
+            undo(self._state.sessions.present())
         try:
             self._record(step.name, result, self._lease)
-        except LeaseLost as error:
-            self._warn_overtaken(step.name, error)
+        except LeaseLost:
+            operation = self._operation
+            log.error(
+                "operation %s: another request took it over, or an operator decided, while its step %r"
+                " ran: both may have called",
+                operation.name,
+                step.name,
+                extra={"operation": operation.name, "attempt": operation.attempt, "id": operation.id},
+            )
             raise
         if left_open:
             raise StepError(
@@ -121,32 +134,34 @@ class Steps:
             )
         return result
 
-    def _warn_overtaken(self, name: str, error: LeaseLost) -> None:
-        operation = self._operation
-        event = Event(operation.name, attempt=operation.attempt, id=operation.id, error=error)
-        text = "another request took it over, or an operator decided, while its step %r ran"
-        warn(event, f"{text}: both may have called", name, level=ERROR)
+    def _run_in_transaction(self, step: PresentStep) -> bytes:
+        state = self._state
+        if holds_changes(state.sessions.present()):
+            refuse_changes(f"step {step.name!r}")
+        hold = self._lease.open_step(to_continue(state, self._other_binds))
+        try:
+            with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
+                try:
+                    with step.runs():
+                        result = step.result()
+                        joined.commit()
+                except Exception as error:
+                    joined.raise_if_uncommittable(error)
+                    if (sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
+                        raise StoreUnavailable from error
+                    raise
+                joined.let_go()
+            self._record(step.name, result, hold)
+        finally:
+            hold.abandon()
+        return result
 
-    def _renew(self, step: PresentStep) -> None:
-        """Renew the lease. Raises ``LeaseLost`` before anything is done that would not count."""
-        self._refuse_open_writes(f"step {step.name!r}")
-        self._lease.extend(self._seconds)
-
-    def _refuse_open_writes(self, what: str) -> None:
-        """Raise ``StepError`` if the record could not be written, because the session has written.
-
-        Raises ``LeaseLost`` in a forked child.
-        """
-        if self._pid != this_process():
-            raise LeaseLost(FORKED)
-        if self._state.blocks_records():
-            raise StepError(
-                f"db.session had uncommitted writes when {what} was called. On SQLite they block every"
-                " other write, even the record: commit them first"
-            )
+    def _record(self, name: str, result: bytes, hold: Lease | Step) -> None:
+        self._claim.refuse_in_child()  # forked in the step's function
+        hold.record(name, self._state.sealer.seal_bytes(result, self._claim.key, purpose(name)))
 
     def _recorded_result(self, name: str) -> bytes | None:
-        """The result that is recorded, if there is one."""
+        """The result that an earlier attempt, or ``on_interrupted``, has recorded, if there is one."""
         with self._lock:
             if self._recorded is None:
                 self._recorded = self._lease.steps()
@@ -162,11 +177,12 @@ class Steps:
 
     def finished(self) -> list[str]:
         """The steps whose results this attempt has."""
-        return sorted(self._used)
+        return sorted(name for name, is_finished in self._called.items() if is_finished)
 
     def begin_again(self) -> None:
         """After ``on_interrupted`` the view runs: it may ask for the steps recorded there."""
-        self._used.clear()
+        self._called.clear()
+        self._recorded = None
 
     def extend(self, seconds: float | timedelta) -> None:
         """See :meth:`Operation.extend`."""
@@ -179,13 +195,24 @@ class Steps:
         self._refuse_open_writes("extend()")
         self._lease.extend(seconds)
 
+    def _refuse_open_writes(self, what: str) -> None:
+        """Raise ``StepError`` if the record could not be written, because the session has written.
+
+        Raises ``LeaseLost`` in a forked child.
+        """
+        self._claim.refuse_in_child()
+        if self._state.blocks_records():
+            raise StepError(
+                f"db.session had uncommitted writes when {what} was called. On SQLite they block every"
+                " other write, even the record: commit them first"
+            )
+
     def _check(self, name: object, call: Callable[[], Any]) -> None:
         """Raise ``StepError`` for what cannot be a step, before anything is done.
 
         Raises ``LeaseLost`` in a forked child.
         """
-        if self._pid != this_process():
-            raise LeaseLost(FORKED)
+        self._claim.refuse_in_child()
         if not is_name(name):
             raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
         if inspect.iscoroutinefunction(call):
@@ -199,63 +226,23 @@ class Steps:
         return found if found is not None and found.steps is self else None
 
     @contextmanager
-    def _present_step(self, step: PresentStep) -> Iterator[None]:
-        token = _present.set(step)
-        try:
-            yield
-        finally:
-            _present.reset(token)
-
-    @contextmanager
     def _only_here(self, name: str) -> Iterator[None]:
         """Raise ``StepError`` if the step has been called before, or runs in another thread."""
         with self._lock:
-            if name in self._used:
+            if name in self._called:
                 raise StepError(
-                    f"two steps of one operation are named {name!r}: run again, the second would be"
-                    " given the first one's result"
+                    f"two steps of one operation are named {name!r}, or step {name!r} is running in"
+                    " another thread: call each step once, and give it a name of its own"
                 )
-            if name in self._running:
-                raise StepError(
-                    f"step {name!r} is running in another thread: call each step once, and wait for it"
-                )
-            self._running.add(name)
+            self._called[name] = False
         try:
             yield
-        finally:
+        except BaseException:
             with self._lock:
-                self._running.remove(name)
-
-    def _run_in_transaction(self, step: PresentStep) -> bytes:
-        state = self._state
-        if holds_changes(state.sessions.present()):
-            refuse_changes(f"step {step.name!r}")
-        hold = self._lease.open_step(to_continue(state, self._other_binds))
-        try:
-            with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
-                try:
-                    with self._present_step(step):
-                        result = _encoded(step.name, step.function())
-                        joined.commit()
-                except Exception as error:
-                    joined.raise_if_uncommittable(error)
-                    if (sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
-                        raise StoreUnavailable from error
-                    raise
-                joined.let_go()
-            self._record(step.name, result, hold)
-        finally:
-            hold.abandon()
-        return result
-
-    def _record(self, name: str, result: bytes, hold: Lease | Step) -> None:
-        if self._pid != this_process():  # forked in the step's function
-            raise LeaseLost(FORKED)
-        sealed = self._state.sealer.seal_bytes(result, self._claim.key, purpose(name))
-        hold.record(name, sealed)
-        with self._lock:
-            if self._recorded is not None:
-                self._recorded[name] = sealed
+                del self._called[name]
+                self._recorded = None  # ask again: it may be recorded all the same
+            raise
+        self._called[name] = True
 
 
 def purpose(name: str) -> str:
@@ -263,12 +250,11 @@ def purpose(name: str) -> str:
     return f"step {name}"
 
 
-def _encoded(name: str, value: Any) -> bytes:
-    """A step's result as it is stored. Raises ``StepError`` if it is not JSON."""
+def encoded(value: Any, what: str, refusal: type[IdempotencyError], **how: Any) -> bytes:
+    """A value as JSON, as it is stored. Raises ``refusal`` if it is none; ``what`` is its name."""
     try:
-        return json.dumps(value, allow_nan=False).encode()
+        return json.dumps(value, allow_nan=False, **how).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise StepError(
-            f"the step {name!r} was done, but its result cannot be stored, because it is not JSON"
-            f" ({error}): return a dict, list, str, number, bool or None"
+        raise refusal(
+            f"{what} is not JSON ({error}): allowed are dict, list, str, number, bool and None"
         ) from error

@@ -43,14 +43,12 @@ from .routes import ROUTE, AppState, app_state, note_decorated, refuse_unsupport
 from .settings import Route, RouteOptions, read_options
 from .signals import (
     conclude,
-    event_of,
     note,
     operation_interrupted,
     operation_replayed,
     operation_unprotected,
     reject,
     tell_failure,
-    unavailable,
 )
 
 if TYPE_CHECKING:
@@ -237,7 +235,7 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
     except StoreUnavailable as error:
         if state.settings.on_store_error != "allow":
             raise
-        tell_failure(state.app, event_of(current, error=error), *unavailable(error))
+        tell_failure(state.app, current, error)
         conclude(state.app, operation_unprotected, current, logging.ERROR, problem=error.type)
         return None
     if isinstance(decision, Claimed):

@@ -86,7 +86,7 @@ def test_a_result_that_is_not_json_is_told_before_the_next_effect(
 
     add_json(view)
     assert world.post().status_code == 500
-    assert "StepError: the step 'first' was done, but its result cannot be stored" in caplog.text
+    assert "StepError: step 'first' was done, but its result is not JSON" in caplog.text
     assert [amount for amount, _ in provider.calls] == [1]
     assert world.post().headers["Idempotent-Replayed"] == "true"
 
