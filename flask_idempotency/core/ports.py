@@ -133,6 +133,9 @@ class Records(Protocol):
     def one_writer(self) -> bool:
         """True if nobody else can write while somebody does, not even a record beside a view."""
 
+    def can_hold(self, name: str) -> bool:
+        """Return True if the store's encoding has all characters of ``name``."""
+
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
 

@@ -8,7 +8,14 @@ from secrets import token_urlsafe
 
 import flask
 
-from flask_idempotency.core.errors import IdempotencyError, KeyExpired, KeyMalformed, KeyRequired
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyExpired,
+    KeyMalformed,
+    KeyRequired,
+    StoreUnavailable,
+)
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
 from flask_idempotency.core.ports import Records
@@ -154,6 +161,12 @@ def request_claim(
 
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
     """Make the claim of a new attempt at ``operation``."""
+    with suppress(StoreUnavailable):  # the claim meets that, too
+        if not (operation.name.isascii() or state.can_hold(operation.name)):
+            raise ConfigurationError(
+                f"the encoding of the database cannot hold the name {operation.name!r}: give the"
+                " operation another one, name=..., of ASCII characters"
+            )
     ttl = route.ttl
     if route.refuse_old_keys or operation.born is not None:  # an old form is always refused
         ahead = 0.0 if operation.born is None else max(0.0, operation.born - time.time())

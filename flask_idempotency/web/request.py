@@ -149,7 +149,10 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
     if scope_of is None:
         return None
     try:
-        scope: Scope = scope_of()
+        found: Any = scope_of()
+        # "is None" tells nothing of a proxy.
+        is_proxy = type(found) is LocalProxy
+        scope: Scope = found._get_current_object() if is_proxy else found  # noqa: SLF001 -- its API
     except ASKED_TOO_EARLY as error:
         if type(error) not in ASKED_TOO_EARLY:
             raise

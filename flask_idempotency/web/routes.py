@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,7 +22,7 @@ from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
 
 from .purging import Purge
-from .settings import NOT_GIVEN, Route, ScopeCallable, Settings
+from .settings import NAMES, NOT_GIVEN, Route, ScopeCallable, Settings, is_name
 
 ROUTE = "__idempotency_route__"
 """The attribute that marks a protected view, with its options."""
@@ -92,6 +92,8 @@ class AppState(Databases):
         self.observer = DecisionEngine(self.observed_records, Unlocked(), self.sealer, time)
         has_purge = self.settings.purge and self.settings.has_table
         self.purge = Purge(self.own_records) if has_purge else None
+        # Whether the database's encoding has all characters of a name: asked once for each.
+        self.can_hold = lru_cache(self.records.can_hold)
 
 
 _states: WeakSet[AppState] = WeakSet()
@@ -206,7 +208,11 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
 
 
 def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
-    """Raise ``ConfigurationError`` if the store does not support an option of the route."""
+    """Raise ``ConfigurationError`` if the store does not support an option or the name of the route."""
+    if route.name in (NOT_GIVEN, name) and not is_name(name):
+        raise ConfigurationError(
+            f"an endpoint is the name {name!r} of an operation; allowed: {NAMES}. Give it one, name=..."
+        )
     if route.atomic and not state.records.atomic:
         raise ConfigurationError(
             f"{name} is atomic, which the store {state.settings.store!r} cannot be: nothing commits"

@@ -215,6 +215,8 @@ class Steps:
         self._claim.refuse_in_child()
         if not is_name(name):
             raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
+        if not (str(name).isascii() or self._state.can_hold(str(name))):
+            raise StepError(f"the encoding of the database cannot hold the name {name!r} of a step")
         if inspect.iscoroutinefunction(call):
             raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
         if (present := self._present()) is not None:

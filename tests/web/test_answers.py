@@ -37,6 +37,29 @@ def streamed():
     yield b"\x00\xff"
 
 
+class Unbuffered(Response):
+    """Who reads a stream of it must say so."""
+
+    implicit_sequence_conversion = False
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+@pytest.mark.parametrize("view", [lambda: "text", streamed, lambda: send_file(__file__)])
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_class_that_reads_no_stream_by_itself(world, assert_replayed, is_default, view, atomic):
+    def answer():
+        response = world.app.make_response(view())
+        return response if is_default else Unbuffered.force_type(response)
+
+    if is_default:
+        world.app.response_class = Unbuffered
+    world.app.add_url_rule("/payments", "pay", idempotent(atomic=atomic)(answer), methods=["POST"])
+    with world.post() as first, world.post() as replay:
+        first.make_sequence()  # the test client's responses are of that class, too
+        replay.make_sequence()
+        assert_replayed(first, replay)
+
+
 class Receipt(Response):
     default_mimetype = "application/vnd.receipt"
     default_status = 202

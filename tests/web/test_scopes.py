@@ -5,6 +5,7 @@ import uuid
 import pytest
 from flask import Flask, g, request, session
 from flask_jwt_extended import get_jwt_identity
+from werkzeug.local import LocalProxy
 
 from flask_idempotency import (
     ConfigurationError,
@@ -126,6 +127,22 @@ def test_a_route_may_have_a_scope_of_its_own(world, add_view, assert_problem):
         assert world.post("/everybody", user=user).status_code == 201
     assert shop == everybody == [1]
     assert_problem(world.post(), 401, "scope-unknown")
+
+
+@pytest.mark.parametrize("nobody", [None, ""])
+def test_a_proxy_of_nobody_is_nobody(make_world, add_view, assert_problem, nobody):
+    world = make_world(init={"scope": lambda: LocalProxy(lambda: nobody)})
+    runs = add_view(world)
+    assert_problem(world.post(), 401, "scope-unknown")
+    assert runs == []
+
+
+def test_a_proxy_of_somebody_is_that_scope(make_world, add_view):
+    scopes = ["alice", LocalProxy(lambda: "alice"), LocalProxy(lambda: "bob")]
+    world = make_world(init={"scope": lambda: scopes.pop(0)})
+    runs = add_view(world)
+    statuses = [world.post().headers.get("Idempotent-Replayed") for _ in range(3)]
+    assert (statuses, len(runs)) == ([None, "true", None], 2)
 
 
 def test_an_application_may_add_its_own_challenge(world, add_view, assert_problem):

@@ -50,6 +50,8 @@ COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text
             THEN extract(epoch FROM clock_timestamp() - completed_at)::float8::text END],
        fingerprint, body"""
 
+ECHO = "SELECT CAST(%(name)s AS text)"
+
 LOOK = f"""{BRIEFLY}SELECT {COLUMNS}
   FROM {{table}} WHERE key = %(key)s"""
 

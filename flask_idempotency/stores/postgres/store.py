@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Engine, Table
 
-from flask_idempotency.core.errors import StoreUnavailable, TransactionConflict, sqlstate
+from flask_idempotency.core.errors import RecordBroken, StoreUnavailable, TransactionConflict, sqlstate
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
@@ -64,6 +64,13 @@ class PostgresRecords:
         records = copy(self)
         records._find = find  # noqa: SLF001 -- of this class
         return records
+
+    def can_hold(self, name: str) -> bool:
+        """Return True if the database gives ``name`` back as it was sent."""
+        try:
+            return self.messages.own.fetch(statements.ECHO, {"name": name}) == [(name,)]
+        except (UnicodeError, RecordBroken):
+            return False
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read, on a connection of our own."""

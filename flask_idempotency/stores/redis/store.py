@@ -148,6 +148,10 @@ class RedisRecords:
         """The same: nobody waits long for Redis, and no connection is a view's."""
         return self
 
+    def can_hold(self, _name: str) -> bool:
+        """Return True: all text there is UTF-8."""
+        return True
+
     def look(self, key: bytes) -> Record | None:
         """The record."""
         now, values = self.run(LOOK, key)

@@ -62,6 +62,10 @@ class SqliteRecords:
 
         return SqliteAdmin(self)
 
+    def can_hold(self, _name: str) -> bool:
+        """Return True: all text there is UTF-8."""
+        return True
+
     def look(self, key: bytes) -> Record | None:
         """The record, in one plain read."""
         rows = self.messages.fetch(statements.LOOK, {"key": key})
