@@ -22,7 +22,7 @@ from sqlalchemy.orm import scoped_session
 from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
+from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.drivers import raw_connection
 from flask_idempotency.session import joining, stray, transaction
 from flask_idempotency.session.after_commit import after_commit
@@ -323,12 +323,12 @@ def _compose(
     if client is None and settings.redis_url:
         make_client = client_from_url(settings.redis_url)
     prefix = redis_prefix(settings, database)
-    lock: Lock = NoLock()
+    lock: Lock = Lock()
     if settings.store == "hybrid":
         tell = lambda error: send(store_failed, app, Event("", error=error))  # noqa: E731
         lock = RedisLock(make_client, prefix, on_failure=tell)
     keys = settings.encryption_keys
-    sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
+    sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Sealer()
     records = own = _records(settings.store, database, table, make_client, prefix)
     in_test = None
     if isinstance(records, PostgresRecords):

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from .errors import RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
 from .machine import Next, Situation, decide, runs_again, situation
-from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
+from .ports import Glance, Hold, Lease, Lock, Records, Sealer
 from .process import this_process
 from .records import Claim, Record, State, StoredResponse
 
@@ -42,7 +42,7 @@ moment after it has committed it, so an attempt that begins just now looks like 
 class _Patience:
     """How long one request may wait for another, if there is a place for it among the waiters."""
 
-    def __init__(self, seconds: float, clock: Clock, places: threading.Semaphore) -> None:
+    def __init__(self, seconds: float, clock: Any, places: threading.Semaphore) -> None:
         self._deadline, self._clock, self._places = clock.monotonic() + seconds, clock, places
         self._has_place = False
 
@@ -178,7 +178,8 @@ Decision = Claimed | Settled
 class DecisionEngine:
     """Claims operations in ``records``, behind a fast ``lock``.
 
-    At most ``max_waiters`` requests wait for others at the same time.
+    ``clock`` has ``monotonic()`` and ``sleep(seconds)``, like the module ``time``. At most
+    ``max_waiters`` requests wait for others at the same time.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class DecisionEngine:
         records: Records,
         lock: Lock,
         sealer: Sealer,
-        clock: Clock,
+        clock: Any,
         max_waiters: int = MAX_WAITERS,
     ) -> None:
         self._records, self._lock, self._sealer, self._clock = records, lock, sealer, clock

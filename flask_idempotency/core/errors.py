@@ -138,16 +138,8 @@ class ResponseNotKept(Problem):
     """The operation finished, but its response was too large to store; it will not run again."""
 
     status, type, title = 409, "response-not-kept", "The response was not kept"
-
-    def __init__(
-        self,
-        detail: str | None = None,
-        *,
-        retry_after: int | None = None,
-        headers: tuple[tuple[str, str], ...] = (),  # those that still say where the result is
-    ) -> None:
-        super().__init__(detail, retry_after=retry_after)
-        self.headers = headers
+    headers: tuple[tuple[str, str], ...] = ()
+    """Those of the response that still say where the result is."""
 
 
 class KeyExpired(Problem):
@@ -204,22 +196,8 @@ class TransactionConflict(Problem):
     retry_after = 1
 
 
-PROBLEMS: tuple[type[Problem], ...] = (
-    KeyRequired,
-    KeyMalformed,
-    BodyIncomplete,
-    BodyMalformed,
-    ScopeUnknown,
-    ReplayForbidden,
-    RequestInProgress,
-    OperationInterrupted,
-    ResponseNotKept,
-    KeyExpired,
-    KeyReused,
-    StoreUnavailable,
-    TransactionConflict,
-)
-"""What a client of a protected endpoint may meet, by rising status."""
+PROBLEMS = tuple(kind for kind in Problem.__subclasses__() if kind not in (OperationFailed, Retryable))
+"""What a client of a protected endpoint may meet whatever its view does, by rising status."""
 
 
 AUTOCOMMIT = (

@@ -164,39 +164,6 @@ class Records(Protocol):
         """
 
 
-class Sealer(Protocol):
-    """Encrypts what is stored, and binds it to its record; or leaves it as it is.
-
-    What opens raises ``RecordBroken`` for what was changed or moved, and ``SealBroken`` for what is
-    under another key, or should have been sealed and is not.
-    """
-
-    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
-        """A request's fingerprint as it is stored."""
-
-    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:
-        """The response as it is stored."""
-
-    def open(self, response: StoredResponse, record: Record) -> StoredResponse:
-        """The response as it was."""
-
-    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
-        """Anything else that is stored for a record, bound to its key and to a purpose."""
-
-    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
-        """Return what :meth:`seal_bytes` was given."""
-
-
-class Clock(Protocol):
-    """How the engine waits. The module ``time`` is one."""
-
-    def monotonic(self) -> float:
-        """Seconds since some moment; never fewer than before."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Return after ``seconds``."""
-
-
 class Glance(Enum):
     """What the fast lock knows."""
 
@@ -205,52 +172,36 @@ class Glance(Enum):
     ASK = "anything else: only the records can tell"
 
 
-class Lock(Protocol):
-    """A fast lock in front of the records. It may forget or lie; it never raises."""
+class Lock:
+    """A fast lock in front of the records. It may forget or lie; it never raises.
 
-    def acquire(self, claim: Claim) -> Glance:
+    This one knows nothing: the records decide alone.
+    """
+
+    def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
         """Take the lock if it is free, in one round trip."""
+        return Glance.ASK
 
     def release(self, claim: Claim) -> None:
         """Release the lock if it is still this claim's, in one round trip."""
 
-    def finish(self, claim: Claim) -> Callable[[], object]:
+    def finish(self, claim: Claim) -> Callable[[], object]:  # noqa: ARG002
         """The operation is about to have its response: retries shall go straight to the records.
 
         Begins one round trip; what it returns waits for its end. Between the two the response is
         stored: then the trip costs no time, and a client that has its response meets no lock.
         """
+        return bool
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Delete what there is of some keys: of records that an operator erases."""
 
     def examine(self) -> Iterator[Any]:
         """Check the lock for an operator, and tell each finding; nothing where there is no lock."""
-
-
-class NoLock:
-    """No lock at all: the records decide alone (the ``postgres`` store)."""
-
-    def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
-        """Knows nothing."""
-        return Glance.ASK
-
-    def release(self, claim: Claim) -> None:
-        """Has nothing to give back."""
-
-    def finish(self, claim: Claim) -> Callable[[], object]:  # noqa: ARG002
-        """Leaves no marker."""
-        return bool
-
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Has nothing to delete."""
-
-    def examine(self) -> Iterator[Any]:
-        """Has nothing to check."""
         return iter(())
 
 
-class Unlocked(NoLock):
+class Unlocked(Lock):
     """No lock, and whoever asks is most likely the first: the records are claimed without a look."""
 
     def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
@@ -258,29 +209,36 @@ class Unlocked(NoLock):
         return Glance.MINE
 
 
-class Plain:
-    """Leaves values as they are, and rejects sealed ones, which it cannot have written."""
+class Sealer:
+    """Encrypts what is stored, and binds it to its record. This one leaves it as it is.
+
+    What opens raises ``RecordBroken`` for what was changed or moved, and ``SealBroken`` for what is
+    under another key, should have been sealed and is not, or is sealed where there are no keys.
+    """
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
-        """See :class:`Sealer`."""
+        """A request's fingerprint as it is stored."""
         return fingerprint
 
     def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:  # noqa: ARG002
-        """See :class:`Sealer`."""
+        """The response as it is stored."""
         return response
 
     def open(self, response: StoredResponse, record: Record) -> StoredResponse:  # noqa: ARG002
-        """See :class:`Sealer`."""
+        """The response as it was."""
         if response.is_sealed():
             raise SealBroken(_NO_KEYS)
         return response
 
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
-        """See :class:`Sealer`: text, which never begins like something sealed."""
+        """Anything else that is stored for a record, bound to its key and to a purpose.
+
+        It is text, which never begins like something sealed.
+        """
         return plain
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
-        """See :class:`Sealer`."""
+        """Return what :meth:`seal_bytes` was given."""
         if stored.startswith(SEALED):
             raise SealBroken(_NO_KEYS)
         return stored

@@ -19,8 +19,6 @@ USUAL_HEADERS: dict[str, Headers] = {
 """Stored headers of so many responses that one word of JSON stands for them, which saves each record 30
 bytes. Stored records hold the words: one may be added, but none may ever stand for something else."""
 
-_UNREADABLE = KeyError, OverflowError, RecursionError, TypeError, ValueError
-
 _WORDS = {headers: word for word, headers in USUAL_HEADERS.items()}
 
 
@@ -44,30 +42,37 @@ def response_values(response: StoredResponse, *, waits: bool = False) -> dict[st
     return {"status": response.status, "headers": text, "body": response.body, "waits": waits}
 
 
+@contextmanager
+def legible() -> Iterator[None]:
+    """Raise ``RecordBroken`` where a stored value cannot be read."""
+    try:
+        yield
+    except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise RecordBroken from error
+
+
+@legible()
 def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
     """The record whose fields these are, a fingerprint's and a response's one by one.
 
     Numbers may be texts. Raises ``RecordBroken``.
     """
-    try:
-        left, released = fields["lease_left"], fields["released"]
-        released_attempt = fields["released_attempt"]
-        return Record(
-            bytes(key),
-            fields["name"],
-            State(fields["state"]),
-            Fingerprint(int(fields["version"]), bytes(fields["digest"])),
-            int(fields["attempt"]),
-            fields["owner"],
-            expired=fields["expired"] in (1, "1"),
-            lease_left=None if left is None else finite(float(left)),
-            response=_response_of(fields),
-            released_attempt=None if released_attempt is None else int(released_attempt),
-            age=finite(float(fields["age"])),
-            released=None if released is None else finite(float(released)),
-        )
-    except _UNREADABLE as error:
-        raise RecordBroken from error
+    left, released = fields["lease_left"], fields["released"]
+    released_attempt = fields["released_attempt"]
+    return Record(
+        bytes(key),
+        fields["name"],
+        State(fields["state"]),
+        Fingerprint(int(fields["version"]), bytes(fields["digest"])),
+        int(fields["attempt"]),
+        fields["owner"],
+        expired=fields["expired"] in (1, "1"),
+        lease_left=None if left is None else finite(float(left)),
+        response=_response_of(fields),
+        released_attempt=None if released_attempt is None else int(released_attempt),
+        age=finite(float(fields["age"])),
+        released=None if released is None else finite(float(released)),
+    )
 
 
 def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
@@ -91,12 +96,3 @@ def finite(seconds: float) -> float:
     if not math.isfinite(seconds):
         raise ValueError
     return seconds
-
-
-@contextmanager
-def legible() -> Iterator[None]:
-    """Raise ``RecordBroken`` where a stored value cannot be read."""
-    try:
-        yield
-    except _UNREADABLE as error:
-        raise RecordBroken from error

@@ -6,13 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from .errors import (
-    ConfigurationError,
-    Problem,
-    RecordBroken,
-    Retryable,
-    TransactionConflict,
-)
+from .errors import ConfigurationError, Problem, RecordBroken, Retryable, TransactionConflict
 from .records import Headers
 
 NOT_STORED = frozenset({401, 403, 408, 425, 429})
@@ -92,27 +86,14 @@ def outcome_after(error: Exception) -> Literal["interrupted", "released"] | None
     ``"released"``: it may run again. ``"interrupted"``: nobody knows whether its effect happened, or
     somebody has to repair the set-up first. None: the response to ``error`` is stored.
     """
-    if interrupts(error):
+    # By name: no queue need be installed.
+    names = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
+    if not INTERRUPTING.isdisjoint(names):
         return "interrupted"
-    if isinstance(error, _UNDONE) or releases(error):
+    flags = (RELEASING[name] for name in names if name in RELEASING)
+    if isinstance(error, _UNDONE) or any(flag is None or getattr(error, flag, False) for flag in flags):
         return "released"
     return "interrupted" if isinstance(error, _NOT_THE_OPERATIONS) else None
-
-
-def interrupts(error: BaseException) -> bool:
-    """Return True if ``error`` means that a queue stopped the job."""
-    return not INTERRUPTING.isdisjoint(_names(error))
-
-
-def releases(error: BaseException) -> bool:
-    """Return True if ``error`` asks the job's queue to run it again."""
-    flags = (RELEASING[name] for name in _names(error) if name in RELEASING)
-    return any(flag is None or getattr(error, flag, False) for flag in flags)
-
-
-def _names(error: BaseException) -> list[str]:
-    """The names of its classes: no queue need be installed."""
-    return [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
 
 
 def is_stored_by_default(status: int, atomic: bool = True) -> bool:

@@ -24,7 +24,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.fingerprint import parse_json
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Plain
+from flask_idempotency.core.ports import Sealer
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.stores.admin import AuditEntry, Line, Verdict
@@ -132,7 +132,7 @@ def overtaken(now: Line) -> IdempotencyError:
 
 def check_sealer(state: AppState, record: Record) -> None:
     """Raise ``SealBroken`` if the record's application encrypts, and this process has no keys."""
-    if record.fingerprint.is_keyed and isinstance(state.sealer, Plain):
+    if record.fingerprint.is_keyed and type(state.sealer) is Sealer:
         raise SealBroken(
             "the application encrypts what it stores, but IDEMPOTENCY_ENCRYPTION_KEYS is empty here: it"
             " would reject each retry. Give this process the application's keys"

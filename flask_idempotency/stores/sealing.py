@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from flask_idempotency.core.errors import ConfigurationError, RecordBroken, SealBroken
 from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.ports import Sealer
 from flask_idempotency.core.records import SEALED, Claim, Record, StoredResponse
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _HEADER_BYTES = len(SEALED) + _KEY_ID_BYTES
 _TAG_BYTES = 16
 
 
-class Sealed:
+class Sealed(Sealer):
     """Encrypts what is stored, so that whoever reads the database does not read the responses.
 
     :param keys: newest first. The first seals; all of them open, so a key may be rotated out once

@@ -61,7 +61,9 @@ def replay(app: Flask, stored: StoredResponse) -> Response:
     # Filtered again: somebody else may have written the record.
     headers = storable(stored.headers or ())
     if stored.body is None:
-        raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
+        problem = ResponseNotKept()
+        problem.headers = tuple(line for line in headers if line[0].lower() in POINTERS)
+        raise problem
     response = app.response_class([stored.body], stored.status, content_type="")
     response.headers.clear()  # a response may have been stored without a Content-Type
     for name, value in headers:

@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Glance
+from flask_idempotency.core.ports import Glance, Lock
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import Finding, trial_claim
 
@@ -76,7 +76,7 @@ _SLOWER = "Until then requests go on without it, and every duplicate reaches Pos
 T = TypeVar("T")
 
 
-class RedisLock:
+class RedisLock(Lock):
     """The lock of one application. ``client`` is called once, at the first use."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.ports import NoLock, Plain
+from flask_idempotency.core.ports import Lock, Sealer
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.redis.lock import RedisLock
@@ -97,8 +97,8 @@ class World:
     def _attempt(self, name: str, plan: Plan) -> tuple[str, str]:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
         lock = RedisLock(lambda: self._servers.redis, "explored:")
-        fast = lock if self._bound.redis else NoLock()
-        engine = DecisionEngine(self._servers.records, fast, Plain(), Clock())
+        fast = lock if self._bound.redis else Lock()
+        engine = DecisionEngine(self._servers.records, fast, Sealer(), Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
