@@ -174,7 +174,7 @@ def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
 
 
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:
-    query = digest(*sorted(parts.query.split(b"&"), key=_query_name))
+    query = digest(*sorted(parts.query.split(b"&"), key=_query_name)) if parts.query else b""
     return parts.method, parts.host, parts.path, query
 
 

@@ -136,16 +136,16 @@ class Body:
             if max(len(data), taken) < self._length and not request.content_encoding:
                 raise BodyIncomplete
         elif not _has_form(request):
-            data = self._from_stream(request, request.stream, limit)
+            data = self._from_stream(request, taken, limit)
         elif self._is_late:
             raise ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
         return data
 
-    def _from_stream(self, request: Request, stream: IO[bytes], limit: int) -> bytes:
-        environ = request.environ
+    def _from_stream(self, request: Request, taken: int, limit: int) -> bytes:
+        environ, stream, kept = request.environ, request.stream, io.BytesIO()
         if "HTTP_TRANSFER_ENCODING" in environ and not environ.get("wsgi.input_terminated"):
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
-        kept, is_gone = io.BytesIO(), self._is_plain and (_taken(stream) or _taken(self._input))
+        is_gone = self._is_plain and (taken or _taken(stream))
         most = self._length if self._is_plain and request.content_length is not None else limit + 1
         while kept.tell() < most and (chunk := stream.read(min(CHUNK_BYTES, most - kept.tell()))):
             kept.write(chunk)
@@ -176,13 +176,14 @@ def _taken(stream: IO[bytes]) -> int:
 def _limits(request: Request, route: Route, settings: Settings) -> tuple[int, int]:
     """How long the body may be, and how long what is parsed of it; the application may change that."""
     of_route, of_app = route.max_request_bytes, request.max_content_length
-    given = [each for each in (of_route, of_app) if each is not None]
-    limit = min(given, default=settings.max_request_bytes)
-    parsed_limit = limit if of_route is not None else min(limit, PARSED_BYTES)
+    limit = settings.max_request_bytes if of_app is None else of_app
+    parsed_limit = min(limit, PARSED_BYTES)
+    if of_route is not None:
+        limit = parsed_limit = of_route if of_app is None else min(of_route, of_app)
     is_parsed = request.mimetype == URLENCODED or (
-        fp.is_json_type(request.mimetype)
-        and route.fingerprint != "request"
+        route.fingerprint != "request"
         and not callable(route.fingerprint)
+        and fp.is_json_type(request.mimetype)
     )
     return parsed_limit if is_parsed else limit, parsed_limit
 

@@ -155,7 +155,8 @@ def request_claim(
     """
     body = _body(request, route, current).read(request, route, state.settings)
     found = fingerprint(request, body, route)
-    body.unread(request)  # functions of the application may have read it
+    if route.key is not None or callable(route.fingerprint):
+        body.unread(request)  # they may have read it
     return new_claim(state, route, operation, found)
 
 
