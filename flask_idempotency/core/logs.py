@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from logging import LoggerAdapter, getLogger
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from logging import Logger
-
-    Adapter = LoggerAdapter[Logger]
-else:
-    Adapter = LoggerAdapter
+from typing import Any
 
 
-class Log(Adapter):
+class Log(LoggerAdapter):  # type: ignore[type-arg] # no generic before Python 3.11
     """A logger that raises no ``Exception``: no response, no retry, no operator's act depends on it.
 
     The application's own filters and handlers may fail, and its records may already have an attribute
