@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from flask import Blueprint, Flask
 from redis import Redis, RedisCluster
-from sqlalchemy import Engine, MetaData, Table
+from sqlalchemy import Engine, MetaData
 from sqlalchemy.orm import scoped_session
 
 from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
@@ -121,8 +120,6 @@ class Idempotency:
         hooks.register(app, state)
         app.add_template_global(idempotency_field)
         set_state(app, state)
-        with suppress(ValueError):
-            app.before_request_funcs[None].remove(self._protections.refuse_foreign)
         self._fresh.clear()
 
     def protect(
@@ -142,7 +139,8 @@ class Idempotency:
         for each request, before the body is read and before the application's own ``before_request``
         functions.
 
-        Call it before the first request, before or after the views and the blueprint are registered.
+        Call it before the first request, before or after the views and the blueprint are registered;
+        for an application, after :meth:`init_app`.
         Raises ``ConfigurationError`` for a wrong option, and for a call that comes too late or would do
         nothing. A ``name`` is for one view alone: if it covers several, the first request to one of
         them raises ``ConfigurationError``.
@@ -150,6 +148,11 @@ class Idempotency:
         if not isinstance(target, (Flask, Blueprint)):
             raise ConfigurationError(
                 f"protect() was given {shown(target)}; allowed: an application or a blueprint object"
+            )
+        if isinstance(target, Flask) and not any(state.app is target for state in self._states()):
+            raise ConfigurationError(
+                f"this Idempotency is not set up on the application {target.name}: call"
+                " init_app() on it before protect()"
             )
         route = read_protection(methods, skip, options)
         if hasattr(target, routes.EXEMPT):
@@ -160,8 +163,6 @@ class Idempotency:
             raise ConfigurationError(
                 f"{target.name} is protected already: call protect() once for each"
             )
-        if isinstance(target, Flask):
-            self._refuse_anothers(target)
         self._refuse_late("protect", target, is_known)
         self._protections.routes[target] = route
         self._fresh.add(target)
@@ -204,8 +205,9 @@ class Idempotency:
         one, such as ``"shop.search"``. Call it before the first request, before or after the target is
         registered.
 
-        Raises ``ConfigurationError`` for anything else, for a view with ``@idempotent`` of its own, and
-        for a call that comes too late. A missing target fails ``flask idempotency check``.
+        Raises ``ConfigurationError`` for anything else, and for a call that comes too late. A missing
+        target fails ``flask idempotency check``; a view with ``@idempotent`` of its own also raises in
+        its first request.
         """
         if isinstance(target, str):
             self._refuse_late("exempt", target, target in self._protections.exempt_endpoints)
@@ -218,10 +220,6 @@ class Idempotency:
             )
         if isinstance(target, Blueprint) and target in self._protections.routes:
             raise ConfigurationError(f"the blueprint {target.name} is to be both protected and exempt")
-        if any(hasattr(each, routes.ROUTE) for each in routes.chain(target)):
-            raise ConfigurationError(
-                f"exempt() was given {routes.name_of(target)}, which has @idempotent of its own"
-            )
         self._refuse_late("exempt", target, hasattr(target, routes.EXEMPT))
         try:
             self._protections.exempt.add(target)
@@ -235,7 +233,7 @@ class Idempotency:
     def console_blueprint(
         self,
         *,
-        authorize: Callable[[], object] = NOT_GIVEN,
+        authorize: Callable[[], object],
         name: str = "operations",
     ) -> Blueprint:
         """The operator's page, below ``/operations`` if it is not registered with another prefix.
@@ -249,25 +247,15 @@ class Idempotency:
         """
         from flask_idempotency.console.blueprint import console_blueprint
 
-        if authorize is NOT_GIVEN:
-            raise ConfigurationError(
-                "authorize is missing. The console shows what every client has stored and decides about"
-                " it. Pass a callable that says who may, such as"
-                " authorize=lambda: current_user.is_authenticated and current_user.is_operator"
-            )
         return self.exempt(console_blueprint(authorize, name))
 
-    def _refuse_anothers(self, app: Flask) -> None:
-        """Raise ``ConfigurationError`` for an application of another extension, also a later one."""
-        state: AppState | None = app.extensions.get("idempotency")
-        if state is None:
-            app.before_request(self._protections.refuse_foreign)
-        elif state.protections is not self._protections:
-            raise ConfigurationError(f"the application {app.name} belongs to another Idempotency")
+    def _states(self) -> list[AppState]:
+        """Those of the applications that this extension was set up on."""
+        return [state for state in states() if state.protections is self._protections]
 
     def _refuse_late(self, what: str, target: Any, is_known: bool) -> None:
         """Raise ``ConfigurationError`` if every application concerned has started to serve."""
-        mine = [state for state in states() if state.protections is self._protections]
+        mine = self._states()
         if isinstance(target, Flask):
             mine = [state for state in mine if state.app is target]
         is_there = any(routes.is_registered(state, target) for state in mine)
@@ -329,8 +317,11 @@ def _compose(
         lock = RedisLock(make_client, prefix, on_failure=tell)
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Sealer()
-    records = own = _records(settings.store, database, table, make_client, prefix)
-    in_test = None
+    records: Records = RedisRecords(make_client, prefix)
+    if settings.has_table:
+        kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
+        records = kind(database, table, define_steps(table))
+    own, in_test = records, None
     if isinstance(records, PostgresRecords):
         own, in_test = records.apart(), partial(RecordsInTest, records)
     engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
@@ -346,16 +337,6 @@ def _max_waiters(engine: Engine) -> int:
     """At most half of a small pool is for those that wait: all other requests need the rest."""
     most = most_connections(engine)
     return MAX_WAITERS if most is None or most >= USUAL_POOL_SIZE else most // 2
-
-
-def _records(
-    store: str, engine: Engine, table: Table, client: Callable[[], Any], prefix: str
-) -> Records:
-    """The store that the settings name."""
-    if store == "redis":
-        return RedisRecords(client, prefix)
-    kind = SqliteRecords if engine.dialect.name == "sqlite" else PostgresRecords
-    return kind(engine, table, define_steps(table))
 
 
 def _leave_to_parent() -> None:

@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from flask import Blueprint, Flask, current_app, views
+from flask import Blueprint, Flask, views
 
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
@@ -38,15 +38,6 @@ class Protections:
     routes: WeakKeyDictionary[Flask | Blueprint, Route] = field(default_factory=WeakKeyDictionary)
     exempt: WeakSet[Any] = field(default_factory=WeakSet)
     exempt_endpoints: set[str] = field(default_factory=set)
-
-    def refuse_foreign(self) -> None:
-        """Raise ``ConfigurationError`` before each request to an application without ``init_app``."""
-        state = current_app.extensions.get("idempotency")
-        if state is None or state.protections is not self:
-            raise ConfigurationError(
-                f"protect() was given the application {current_app.name}, on which this Idempotency was"
-                " never set up: call init_app() for it"
-            )
 
 
 class Tracing(Protocol):

@@ -8,10 +8,8 @@ import weakref
 import pytest
 from flask import Blueprint, Flask, abort, request
 from flask.views import MethodView, View
-from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
-from tests.stores import on_sqlite
 from tests.web.plain_shop import Shop
 
 
@@ -267,13 +265,7 @@ def test_a_bound_method_is_exempt_by_its_endpoint(shop):
         shop.idempotency.exempt(Service().pay)
 
 
-@pytest.mark.parametrize("hide", [lambda view: view, _wrapping])
-def test_what_has_options_of_its_own_is_not_exempt(shop, hide):
-    with pytest.raises(ConfigurationError, match="@idempotent of its own"):
-        shop.idempotency.exempt(hide(idempotent(shop.pay)))
-
-
-@pytest.mark.parametrize("way", ["name", "view", "class", "dispatch"])
+@pytest.mark.parametrize("way", ["name", "view", "protected", "decorated", "class", "dispatch"])
 def test_what_is_exempt_has_no_options_of_its_own(shop, way):
     class Payments(MethodView):
         decorators = [idempotent]  # noqa: RUF012 -- as Flask's documentation has it
@@ -292,6 +284,9 @@ def test_what_is_exempt_has_no_options_of_its_own(shop, way):
         view = shop.idempotency.exempt(Payments).as_view("own")
     else:
         view = idempotent(shop.idempotency.exempt(shop.pay) if way == "view" else shop.pay)
+        view = _wrapping(view) if way == "decorated" else view
+        if way in ("protected", "decorated"):
+            shop.idempotency.exempt(view)
     if way in ("name", "dispatch"):
         shop.idempotency.exempt("own")
     shop.app.add_url_rule("/own", "own", view, methods=["POST"])
@@ -376,21 +371,10 @@ def test_what_is_protected_for_a_later_application_may_come_after_the_first_requ
     assert second.is_protected("/payments")
 
 
-def test_an_application_of_another_extension_is_not_protected(shop):
-    with pytest.raises(ConfigurationError, match="another Idempotency"):
-        Idempotency().protect(shop.app)
-
-
 @pytest.mark.parametrize("is_of_another", [False, True])
-def test_an_application_that_is_protected_and_never_set_up_serves_nothing(is_of_another):
-    app = Flask("other")
-    app.testing = True
-    Idempotency().protect(app)
-    if is_of_another:
-        app.config.update(on_sqlite(app))
-        Idempotency(app, SQLAlchemy(app), scope=None)
-    with pytest.raises(ConfigurationError, match=r"call init_app\(\)"):
-        app.test_client().get("/")
+def test_an_application_is_protected_by_the_extension_that_was_set_up_on_it(shop, is_of_another):
+    with pytest.raises(ConfigurationError, match=r"call init_app\(\) on it before"):
+        Idempotency().protect(shop.app if is_of_another else Flask("other"))
 
 
 def test_blueprints_that_were_registered_are_forgotten():

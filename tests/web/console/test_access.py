@@ -119,7 +119,7 @@ def test_authorize_may_be_async_and_true(make_world):
 
 
 def test_there_is_no_console_without_authorize():
-    with pytest.raises(ConfigurationError, match="authorize is missing"):
+    with pytest.raises(TypeError, match="authorize"):
         Idempotency().console_blueprint()
     with pytest.raises(ConfigurationError, match="authorize is True"):
         Idempotency().console_blueprint(authorize=True)
