@@ -40,7 +40,15 @@ from flask_idempotency.session.operation import OpenTransaction, Operation, Runn
 from flask_idempotency.session.stray import warn_undone
 
 from .request import Request, watch_end
-from .response import capture, handle_problem, is_of_cors, overwrite, problem_response
+from .response import (
+    capture,
+    handle_problem,
+    is_of_cors,
+    names_of,
+    never_sent,
+    overwrite,
+    problem_response,
+)
 from .signals import (
     conclude,
     note,
@@ -178,7 +186,7 @@ class Attempt:
         """
         if self.phase is not Phase.AWAITING:
             return response
-        with self:
+        with never_sent(response, names_of(response)), self:
             try:
                 response, stored = self._made(response)
                 is_stored = self._route.is_stored(response)
@@ -201,7 +209,7 @@ class Attempt:
         stored, self._waiting = self._waiting, None
         if stored is None:
             return
-        with self:
+        with never_sent(response, self._own), self:
             try:
                 if stored.status < 400 and self._is_undone(response.status_code):
                     self._release()
@@ -267,7 +275,7 @@ class Attempt:
                 self._complete(stored, True)
             else:
                 self._waiting = stored
-                self._own = frozenset(name.lower() for name, _ in response.headers)
+                self._own = names_of(response)
                 self._go(Phase.WAITING)
                 watch_end(self._state.app)
         except Problem as problem:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flask import Flask, Response
 from flask.typing import ResponseReturnValue
+from werkzeug import Response as BaseResponse
+from werkzeug.exceptions import InternalServerError
 
 from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
 from flask_idempotency.core.errors import (
@@ -151,7 +154,7 @@ def _mark(response: Response, problem: IdempotencyError) -> None:
         headers.add("Retry-After", str(problem.retry_after))
 
 
-def overwrite(response: Response, problem: Response, own: Collection[str]) -> None:
+def overwrite(response: Response, problem: BaseResponse, own: Collection[str]) -> None:
     """Turn a response that is about to be sent into that to a problem.
 
     The headers ``own`` were the view's, and go; what the application has added above stays.
@@ -162,6 +165,24 @@ def overwrite(response: Response, problem: Response, own: Collection[str]) -> No
     response.status = problem.status
     response.headers.clear()
     response.headers.extend([*kept, *problem.headers])
+
+
+def names_of(response: Response) -> frozenset[str]:
+    """The names of a response's headers, in lower case."""
+    return frozenset(name.lower() for name, _ in response.headers)
+
+
+@contextmanager
+def never_sent(response: Response, own: Collection[str]) -> Iterator[None]:
+    """A plain 500 takes the place of a response if anything is raised.
+
+    Flask swallows that while it handles an exception, and sends the response as it is.
+    """
+    try:
+        yield
+    except Exception:
+        overwrite(response, InternalServerError().get_response(), own)
+        raise
 
 
 def is_of_cors(name: str) -> bool:
