@@ -215,10 +215,10 @@ class DecisionEngine:
         mine = glance is Glance.MINE
         decision: Decision | None = None
         try:
-            claim.refuse_in_child()
             # Whoever gets a free lock is most likely a first request: it claims without looking.
             first: Record | Hold | None = found
             if first is None and not mine:
+                claim.refuse_in_child()
                 # None: somebody was first, between the two. Then there is something to look at.
                 first = self._records.look_or_claim(claim) or self._records.look(claim.key)
             if first is None or isinstance(first, Record):
