@@ -800,7 +800,6 @@ class TestAtTheEnd:
         assert shop.count() == 0
         assert len(undone(caplog)) == 1
 
-    @pytest.mark.xfail(strict=True, reason="Flask swallows what we raise")
     def test_no_success_is_sent_for_what_is_not_stored(self, shop):
         """Flask swallows errors of functions after a request while it handles another error."""
 
