@@ -60,6 +60,12 @@ def present_context() -> Any:
     return None if context is None else context.g
 
 
+def behind(value: Any) -> Any:
+    """Return what a proxy such as ``flask.request`` stands for, and any other value as it is."""
+    is_proxy = type(value) is type(flask.request)
+    return value._get_current_object() if is_proxy else value  # noqa: SLF001
+
+
 def functions_after_request() -> list[Callable[[Any], Any]]:
     """Return Flask's own list of what ``flask.after_this_request`` has registered."""
     functions: list[Callable[[Any], Any]] = _cv_request.get()._after_request_functions  # noqa: SLF001

@@ -347,11 +347,18 @@ class Attempt:
         return self._joined.is_settled()
 
     def _is_undone(self, status: int) -> bool:
-        """Return True if what the view left for a commit above it was dropped there.
+        """Return True if all of the view's work was left for a commit above it, and dropped there.
 
-        Or if nobody has committed it, and the response that is sent, of this ``status``, says so.
+        Or if nobody has committed it, and the response that is sent, of this ``status``, says so. What
+        the view has committed itself stays, as without us, and with it the response.
         """
-        return self._joined.is_undone() or (status >= 400 and self._joined.has_leftovers())
+        joined = self._joined
+        is_left = status >= 400 and joined.has_leftovers()
+        if not joined.transaction.wrote:
+            return is_left or joined.is_undone()
+        if is_left:
+            self._state.sessions.current().rollback()  # without us, the end of the request does that
+        return False
 
     def _warn_undone(self, status: int | None) -> None:
         """Say that what was committed is undone, if that may surprise: not where a view has failed.

@@ -14,7 +14,7 @@ from werkzeug.local import LocalProxy
 from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.machine import Phase
-from flask_idempotency.flask_context import present_context, present_request
+from flask_idempotency.flask_context import behind, present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from .routes import AppState, name_of
@@ -149,10 +149,7 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
     if scope_of is None:
         return None
     try:
-        found: Any = scope_of()
-        # "is None" tells nothing of a proxy.
-        is_proxy = type(found) is LocalProxy
-        scope: Scope = found._get_current_object() if is_proxy else found  # noqa: SLF001 -- its API
+        scope: Scope = behind(scope_of())  # "is None" tells nothing of a proxy
     except ASKED_TOO_EARLY as error:
         if type(error) not in ASKED_TOO_EARLY:
             raise

@@ -703,10 +703,10 @@ class TestAtTheEnd:
         assert (again.status_code, is_replayed(again)) == (201, False)
         assert shop.count() == 1
 
-    def test_a_problem_is_written_in_place(self, shop, assert_problem, store):
+    # SQLite has no deadlocks, nor deferred constraints but of foreign keys.
+    @pytest.mark.parametrize("store", ["postgres"], indirect=True)
+    def test_a_problem_is_written_in_place(self, shop, assert_problem):
         """The application's CORS headers stay, the view's own go."""
-        if store == "sql":
-            pytest.skip("SQLite has no deadlocks, nor deferred constraints but of foreign keys")
         shop.sql(
             "ALTER TABLE payment ADD CONSTRAINT late UNIQUE (amount) DEFERRABLE INITIALLY DEFERRED"
         )
@@ -813,6 +813,30 @@ class TestAtTheEnd:
         response = shop.post()
         assert shop.count() == 0
         assert response.status_code == 500
+
+    @pytest.mark.parametrize("kind", ["rolls back", "rejects"])
+    def test_what_the_view_committed_stays_where_the_rest_is_dropped(self, shop, kind):
+        """As without the extension: there a committed row is beyond what comes above."""
+
+        @shop.app.after_request
+        def drop(response):
+            if kind == "rolls back":
+                shop.db.session.rollback()
+            else:
+                response.status_code = 409
+            return response
+
+        def pay():
+            buy(shop)
+            buy(shop, commit=False)
+            return {}, 201
+
+        add(shop, pay)
+        assert shop.post().status_code == (201 if kind == "rolls back" else 409)
+        assert shop.count() == 1
+        again = shop.post()
+        assert again.headers["Idempotent-Replayed"] == "true"
+        assert shop.count() == 1
 
     @pytest.mark.parametrize("raises", [True, False])
     def test_an_audit_above_a_rejection_stays(self, shop, raises):
