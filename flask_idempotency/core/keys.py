@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import lru_cache
 from typing import TypeAlias
 from uuid import UUID
 
@@ -198,18 +199,33 @@ def digest(*parts: Part) -> bytes:
     :return: 32 bytes. Other parts, another order or another type give another digest. Stored records
         are found and compared by it, so its format may never change.
     """
-    sha256 = hashlib.sha256()
-    for part in parts:
-        if part is None:
-            tag, data = b"n", b""
-        elif isinstance(part, str):
-            tag, data = b"s", part.encode("utf-8", "surrogatepass")
-        elif isinstance(part, bytes):
-            tag, data = b"b", part
-        elif isinstance(part, UUID):
-            tag, data = b"u", part.bytes
-        else:  # hexadecimal: Python refuses to write very long integers in decimal
-            tag, data = b"i", b"%x" % part
-        sha256.update(b"%b%d:" % (tag, len(data)))
-        sha256.update(data)  # not joined: it may be a body of megabytes
+    *before, last = parts or (b"",)
+    encode = _remembered if len(before) <= FEW else _encoded  # those in front of a key or a body
+    sha256 = hashlib.sha256(encode(*before))
+    tag, data = _tagged(last)
+    sha256.update(b"%b%d:" % (tag, len(data)))
+    sha256.update(data)  # not joined: it may be a body of megabytes
     return sha256.digest()
+
+
+FEW = 8
+
+
+def _encoded(*parts: Part) -> bytes:
+    return b"".join(b"%b%d:%b" % (tag, len(data), data) for tag, data in map(_tagged, parts))
+
+
+_remembered = lru_cache(512, typed=True)(_encoded)
+
+
+def _tagged(part: Part) -> tuple[bytes, bytes]:
+    """One byte for the type of a part, and its value as bytes."""
+    if part is None:
+        return b"n", b""
+    if isinstance(part, str):
+        return b"s", part.encode("utf-8", "surrogatepass")
+    if isinstance(part, bytes):
+        return b"b", part
+    if isinstance(part, UUID):
+        return b"u", part.bytes
+    return b"i", b"%x" % part  # Python refuses to write very long integers in decimal

@@ -123,9 +123,11 @@ class Body:
 
     def _bytes(self, request: Request, limit: int) -> bytes:
         """Read the bytes; none of a form that the application has parsed."""
-        taken, cut_at, data = _taken(self._input), request.max_content_length, b""
+        taken, data, cut_at = _taken(self._input), b"", None
+        if request.content_length is None:
+            cut_at = request.max_content_length
         # Werkzeug cuts a chunked body at the limit, in silence.
-        is_cut = request.content_length is None and cut_at is not None and taken >= cut_at
+        is_cut = cut_at is not None and taken >= cut_at
         if is_cut or max(self._length, taken) > limit:
             raise RequestEntityTooLarge
         self._is_plain = isinstance(request.stream, LimitedStream) or request.stream is self._input
@@ -165,7 +167,7 @@ class Body:
 
 def _has_form(request: Request) -> bool:
     """Return True if the application has parsed the form, which has used up the stream."""
-    return request.mimetype in FORM_TYPES and "form" in request.__dict__
+    return "form" in request.__dict__ and request.mimetype in FORM_TYPES
 
 
 def _taken(stream: IO[bytes]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from binascii import b2a_base64
 from contextlib import suppress
-from secrets import token_urlsafe
+from os import urandom
 
 import flask
 
@@ -176,7 +177,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         key=operation.hashed_key(),
         name=operation.name,
         fingerprint=state.sealer.keyed(fingerprint),
-        owner=token_urlsafe(OWNER_BYTES),
+        owner=b2a_base64(urandom(OWNER_BYTES), newline=False).decode(),
         ttl_seconds=ttl,
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,

@@ -28,21 +28,21 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 652,
-        "first, postgres": 457,
-        "replay, hybrid": 460,
-        "replay, postgres": 348,
-        "duplicate, hybrid": 366,
-        "unprotected bare view": 56,
+        "first, hybrid": 776,
+        "first, postgres": 578,
+        "replay, hybrid": 578,
+        "replay, postgres": 467,
+        "duplicate, hybrid": 466,
+        "unprotected bare view": 49,
         "unprotected empty view": 39,
     },
     "psycopg": {
-        "first, hybrid": 752,
-        "first, postgres": 601,
-        "replay, hybrid": 505,
-        "replay, postgres": 394,
-        "duplicate, hybrid": 366,
-        "unprotected bare view": 56,
+        "first, hybrid": 876,
+        "first, postgres": 723,
+        "replay, hybrid": 624,
+        "replay, postgres": 513,
+        "duplicate, hybrid": 466,
+        "unprotected bare view": 49,
         "unprotected empty view": 39,
     },
 }
