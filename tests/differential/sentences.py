@@ -15,4 +15,8 @@ NOTIFIED = "NOTIFY arrives when the operation ends"
 TWICE = "a retry inside the view cannot succeed"
 CONFLICT = "a conflict that the view does not catch becomes a 503"
 NOTIFIED_ONCE = "equal notifications of several commits arrive once"
+UNRELEASED = "after the end of a begin_nested() failed, a rollback of the one around it works"
+BY_CLASS = (
+    "the next may raise InFailedSqlTransaction in place of an error of its own, and stream_results"
+)
 DEFERRED = "so does SET CONSTRAINTS, and what only the view defers is asked at the end: a 500"

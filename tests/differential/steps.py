@@ -384,8 +384,9 @@ def commit(hand: Hand) -> None:
 
 
 @step("rollback")
-def rollback(hand: Hand) -> None:
+def rollback(hand: Hand) -> str:
     hand.session.rollback()
+    return "done"
 
 
 @step("expire all")

@@ -15,12 +15,14 @@ import pytest
 
 import servers.urls
 from tests import sessions
-from tests.differential.comparison import Twins
+from tests.differential import sentences
+from tests.differential.comparison import Twins, unlike
 from tests.differential.kept import KEPT
 from tests.differential.programs import Program, run_each, shrunk
 from tests.differential.steps import do
 from tests.differential.summary import Summary
 from tests.differential.tables import EQUAL, HELPER, OUTLASTING, REFUSED
+from tests.differential.verdicts import is_on_the_page
 
 PROGRAMS = 100
 
@@ -72,6 +74,70 @@ def test_random_programs_are_equal_or_refused(twins: Twins) -> None:
     print(summary)
     assert not summary.different, "\n".join(map(str, summary.shrunk(most=3)))
     assert not summary.emptiness
+
+
+FAILED_END = Program(
+    view=(
+        do("count up"),
+        do("add", "c"),
+        do("nested, undone", do("savepoint"), do("insert", "c"), do("release the savepoint")),
+        do("commit"),
+    )
+)
+"""The commit of the plain application is a rollback, which nobody is told."""
+
+BY_CLASS = Program(
+    view=(
+        do("insert", "c"),
+        do("commit"),
+        do("count up"),
+        do("fail", "unique"),
+        do("nested, first error ends it", do("fail", "cancelled")),
+        do("fail", "NUL"),
+        do("rollback"),
+    )
+)
+
+LISTED = {"an end that failed": FAILED_END, "another class of error": BY_CLASS}
+
+
+@pytest.mark.parametrize("program", LISTED.values(), ids=LISTED)
+def test_a_difference_on_the_page_is_none(twins: Twins, program: Program) -> None:
+    verdict = twins.compare(program)
+    assert (verdict.differences, verdict.refusal) == ([], ""), str(verdict)
+    assert verdict.plain.first.text != verdict.protected.first.text  # else it would prove nothing
+
+
+@pytest.mark.parametrize("sentence", [sentences.UNRELEASED, sentences.BY_CLASS])
+def test_what_the_verdict_forgives_is_on_the_page(sentence: str) -> None:
+    assert is_on_the_page(sentence)
+
+
+WRONG = {
+    "lost": "delete from item where label = 'c'",
+    "doubled": "update tally set amount = amount + 1",
+    "another's": "insert into audit values ('again')",
+}
+
+
+@pytest.mark.parametrize("program", LISTED.values(), ids=LISTED)
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_row_that_is_lost_or_doubled_beside_it_is_found(
+    twins: Twins, program: Program, wrong: str
+) -> None:
+    with twins.at_each_commit(wrong):
+        assert any(each.startswith("rows") for each in twins.compare(program).differences)
+
+
+def test_another_class_of_error_where_nothing_had_failed_is_found() -> None:
+    failed, aborted = ["fail", "DataError"], ["fail", "InternalError 25P02"]
+    before = ["fail", "IntegrityError 23505"]
+    assert list(unlike([failed], [aborted])) == [(failed, aborted)]
+    assert list(unlike([before, failed], [before, aborted])) == []
+    end = ["rollback", "done"]
+    assert list(unlike([before, end, failed], [before, end, aborted])) == [(failed, aborted)]
+    assert list(unlike([before, failed], [before, ["fail", "OperationalError"]]))
+    assert list(unlike([before, ["read", [1]]], [before, ["read", "InternalError 25P02"]]))
 
 
 def test_a_seed_makes_the_same_programs_again() -> None:

@@ -93,7 +93,7 @@ class ByDesign:
 
     def problems(self, outcome: Outcome) -> list[str]:
         found = list(self.check(outcome))
-        if one_line(self.sentence) not in _guarantees():
+        if not is_on_the_page(self.sentence):
             found.append(f"docs/guarantees.md does not say: {self.sentence}")
         return found
 
@@ -128,6 +128,11 @@ EQUAL_OR_REFUSED = Either((EQUAL, Refused()))
 def one_line(text: str) -> str:
     """A text without what a page may do with its words."""
     return " ".join(re.sub("[`*]", "", text).casefold().split())
+
+
+def is_on_the_page(sentence: str) -> bool:
+    """Whether the guarantees say so."""
+    return one_line(sentence) in _guarantees()
 
 
 @cache

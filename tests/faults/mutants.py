@@ -18,6 +18,7 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.session.joining import JoiningSession
 from flask_idempotency.session.transaction import FIRST
@@ -66,7 +67,8 @@ def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     raw.take()
     ((xid,),) = raw.send(f"BEGIN; SAVEPOINT {FIRST}; SELECT txid_current()").fetchall()
     row = "read committed", [claim.owner, "1", str(xid), "false", "on"]
-    return PostgresHold(messages, claim, Connection(engine, pooled), raw, row)  # type: ignore[arg-type]
+    connection: Any = Connection(engine, pooled)
+    return PostgresHold(messages, claim, connection, raw, row, claim_values(claim))
 
 
 def empty_is_free(_app: Flask) -> None:

@@ -31,6 +31,8 @@ _ROWS = "SELECT body FROM payment WHERE key = %s"
 _INSERT = "INSERT INTO payment VALUES (%s, %s)"
 _CLEAN = "DELETE FROM payment WHERE key = %s; DELETE FROM idempotency_record WHERE key = %s"
 _FINAL = ("ran", "replayed")
+_MISTAKES = AttributeError, NameError, TypeError
+"""What a mutant or a world that has grown old raises. It would be "caught", and prove nothing."""
 _numbers = itertools.count()
 
 
@@ -126,7 +128,6 @@ class World:
         if actor and plan.escapes:
             actor.stop_before("escape", Kind.CHANGE)
             raw = execution.hold.transaction.raw
-            raw.hide()  # psycopg would miss a savepoint of its own before the last message is sent
             own_cursor(raw.driver).execute(f"ROLLBACK; BEGIN; SAVEPOINT {FIRST}")
         if actor:
             actor.stop_before("write", Kind.UNNOTICED)
@@ -325,6 +326,8 @@ class World:
     def _attempt_again(self, plan: Plan) -> tuple[str, str]:
         try:
             return self._attempt("retry", plan)
+        except _MISTAKES:
+            raise
         except Exception as error:
             raise Violation(f"the retry raised {error!r}") from error
 
@@ -342,6 +345,8 @@ class World:
 def _result(actor: Actor) -> tuple[str, str]:
     if actor.crashed:
         return "crashed", ""
+    if isinstance(actor.result, _MISTAKES):
+        raise actor.result
     if isinstance(actor.result, BaseException):
         raise Violation(f"{actor.name} raised {actor.result!r}") from actor.result
     return actor.result
