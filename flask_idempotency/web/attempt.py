@@ -48,6 +48,7 @@ from .response import (
     never_sent,
     overwrite,
     problem_response,
+    respond_to,
 )
 from .signals import (
     conclude,
@@ -56,6 +57,7 @@ from .signals import (
     operation_interrupted,
     operation_rejected,
     operation_taken_over,
+    reject,
 )
 from .steps import Steps
 
@@ -165,7 +167,9 @@ class Attempt:
             except Problem as problem:
                 return self._reject(problem)
             if isinstance(error, Problem):
-                return self.returned(handle_problem(self._state, self._current, error))
+                response = self.returned(respond_to(self._state, error))
+                reject(self._state.app, self._current, error)  # unless it was stored
+                return response
             if self._is_view:
                 self._go(Phase.AWAITING)
                 self._registered.insert(0, self._capture)  # Flask runs it before all others

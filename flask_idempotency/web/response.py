@@ -103,22 +103,29 @@ def replayed(
 
 
 def handle_problem(state: AppState, current: Request, problem: IdempotencyError) -> Response:
-    """The response to a problem, by the application's handler for it if it has one; and its event.
+    """The response to a problem, which ends the request; tells its event.
 
-    Another error of ours is raised if the application has no handler for it.
+    Raises what :func:`respond_to` does.
+    """
+    response = respond_to(state, problem)
+    reject(state.app, current, problem, response.status_code)
+    return response
+
+
+def respond_to(state: AppState, problem: IdempotencyError) -> Response:
+    """The response to a problem, by the application's handler for it if it has one.
 
     Asked are the handlers for our own classes, as Flask would choose among them. Neither a handler for
     all exceptions nor ``app.handle_user_exception`` is: frameworks replace the latter with one that
-    responds to unknown exceptions with 500.
+    responds to unknown exceptions with 500. Another error of ours is raised if the application has no
+    handler for it.
     """
     app = state.app
     handler = _handler_of(app, problem)
     if handler is answer and isinstance(problem, Problem):
-        response = problem_response(app, problem, state.settings)
-    else:
-        response = app.make_response(app.ensure_sync(handler)(problem))
-        _mark(response, problem)
-    reject(app, current, problem, response.status_code)
+        return problem_response(app, problem, state.settings)
+    response: Response = app.make_response(app.ensure_sync(handler)(problem))
+    _mark(response, problem)
     return response
 
 

@@ -5,7 +5,14 @@ from contextlib import suppress
 
 import pytest
 
-from flask_idempotency import KeyReused, Retryable, StoreUnavailable, current_operation, idempotent
+from flask_idempotency import (
+    KeyReused,
+    OperationInterrupted,
+    Retryable,
+    StoreUnavailable,
+    current_operation,
+    idempotent,
+)
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.web.routes import app_state
@@ -89,6 +96,15 @@ def test_a_view_that_raises_a_problem_itself_is_rejected_and_not_also_rolled_bac
     add(world, view)
     world.post()
     assert outcomes(heard) == [("operation_rejected", "rejected")]
+
+
+def test_a_problem_that_a_view_raises_and_that_is_stored_is_an_execution(world, heard):
+    def hold():
+        raise OperationInterrupted
+
+    add(world, hold)
+    assert [world.post().status_code for _ in range(2)] == [409, 409]
+    assert outcomes(heard) == [("operation_executed", "executed"), ("operation_replayed", "replayed")]
 
 
 def test_the_applications_own_413_has_a_problem_in_its_event_as_where_it_is_observed(world, heard):
