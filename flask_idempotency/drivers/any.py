@@ -49,21 +49,15 @@ def statements(text: str, mark: str = "%({1})s", percent: str = "%%") -> tuple[S
 class Connection(RawConnection):
     """See :class:`RawConnection`.
 
-    DB-API has nothing that tells whether a connection is gone, and ``rollback()`` may do nothing then:
-    so it is lost after an error in one of our messages that the server has no code for.
+    DB-API has nothing that tells whether a connection is gone: it is lost after an error in one of our
+    messages that the server has no code for.
     """
 
-    _lost: Exception | None = None
+    _is_lost = False
 
     def is_lost(self) -> bool:
         """See :class:`RawConnection`."""
-        return self._lost is not None
-
-    def undo(self) -> None:
-        """See :class:`RawConnection`."""
-        if self._lost is not None:
-            raise self._lost
-        super().undo()
+        return self._is_lost
 
     def status(self) -> int:
         """See :class:`RawConnection`: DB-API does not tell, so it is what we have done."""
@@ -71,28 +65,22 @@ class Connection(RawConnection):
 
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`."""
-        try:
-            return self._send(text, values, first)
-        except self.Error as error:
-            if sqlstate(error) is None:
-                self._lost = error
-            raise
-
-    def _send(self, text: str, values: Values | None, first: Sequence[str]) -> Answer:
         message = [*((each, ()) for each in first), *statements(text, "%s")]
         if self.status() == IDLE and not message[0][0].startswith("BEGIN"):
             message.append(("COMMIT", ()))
         count, rows = -1, []
-        with closing(self.driver.cursor()) as cursor:
-            for sql, names in message:
-                if sql in ("COMMIT", "ROLLBACK"):
-                    getattr(self.driver, sql.lower())()
-                elif sql != "BEGIN":  # the driver begins, with the next statement
-                    sent = (
-                        sql.replace("BEGIN", "SET TRANSACTION", 1) if sql.startswith("BEGIN") else sql
-                    )
-                    cursor.execute(sent, [(values or {})[name] for name in names])
-                    count = cursor.rowcount
-                    if cursor.description:
-                        rows = [tuple(row) for row in cursor.fetchall()]
+        try:
+            with closing(self.driver.cursor()) as cursor:
+                for sql, names in message:
+                    if sql in ("COMMIT", "ROLLBACK"):
+                        getattr(self.driver, sql.lower())()
+                    elif sql != "BEGIN":  # the driver begins, with the next statement
+                        sent = re.sub("^BEGIN", "SET TRANSACTION", sql)
+                        cursor.execute(sent, [(values or {})[name] for name in names])
+                        count = cursor.rowcount
+                        if cursor.description:
+                            rows = [tuple(row) for row in cursor.fetchall()]
+        except self.Error as error:
+            self._is_lost = self._is_lost or sqlstate(error) is None
+            raise
         return Answer(count, lambda: rows)

@@ -9,9 +9,9 @@ its own, and all take one round trip. What is sent on a connection is prepared t
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -49,14 +49,6 @@ _Statement = tuple[str, tuple[str, ...] | None]
 """One of a message, and the names of its values; None for one that comes but once."""
 
 
-@dataclass
-class _Context:
-    """The adapters that psycopg has by itself, in place of those of an application's connection."""
-
-    connection: Any
-    adapters = psycopg.adapters
-
-
 class Connection(RawConnection):
     """See :class:`RawConnection`."""
 
@@ -86,10 +78,9 @@ class Connection(RawConnection):
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`. Raises ``NotAtomic`` in a ``pipeline()`` of the view's."""
         if self.driver.pgconn.pipeline_status and not self.is_lost():  # one that is lost keeps ours
-            error = NotAtomic(_IN_PIPELINE)
             if operation := self.operation():
-                operation.broken = error
-            raise error
+                operation.refuse(_IN_PIPELINE)
+            raise NotAtomic(_IN_PIPELINE)
         parts = statements(text) if values is None else statements(text, "${0}", "%")
         message: list[_Statement] = [*((each, None) for each in first), *parts]
         if self.continues and self.status() == IDLE:
@@ -98,7 +89,9 @@ class Connection(RawConnection):
         if was_idle and len(message) > 1 and not message[0][0].startswith("BEGIN"):
             # As in the simple protocol, several statements are one transaction.
             message = [("BEGIN", None), *message, ("COMMIT", None)]
-        transformer = adapt.Transformer(_Context(self.driver))
+        # Not with the adapters of an application's connection.
+        context: Any = SimpleNamespace(connection=self.driver, adapters=psycopg.adapters)
+        transformer = adapt.Transformer(context)
         given = _dumped(transformer, values or {})
         known = None
         if not (self.is_unsure or self.driver.prepare_threshold is None):
@@ -123,11 +116,11 @@ class Connection(RawConnection):
 
         A message that was interrupted leaves the connection closed: nobody knows what has arrived.
         """
-        driver, pgconn = self.driver, self.driver.pgconn
+        driver, pgconn, before = self.driver, self.driver.pgconn, set(known or ())
         try:
             with driver.lock:  # an exit at the line of a ``try`` in it would keep it
                 pgconn.enter_pipeline_mode()
-                new = _queue(pgconn, message, given, known, driver.info.encoding)
+                _queue(pgconn, message, given, known, driver.info.encoding)
                 pgconn.pipeline_sync()
                 results = driver.wait(_results(pgconn))
                 if pgconn.status == pq.ConnStatus.OK:
@@ -135,20 +128,19 @@ class Connection(RawConnection):
         except BaseException:
             driver.close()
             raise
-        for sql, result in zip(new, results, strict=False):
-            if sql and known and result.status not in _OK:
-                known.pop(sql, None)
         for result in results:
             if result.status not in _OK:
+                if known:
+                    for sql in known.keys() - before:  # it may have been skipped
+                        del known[sql]
                 raise error_from_result(result, driver.info.encoding)
         return results  # type: ignore[no-any-return]
 
 
 def _queue(
     pgconn: Any, message: list[_Statement], given: _Given, known: _Known | None, encoding: str
-) -> list[str | None]:
-    """Give libpq the statements. For each result that comes: what it prepares, or None."""
-    new: list[str | None] = []
+) -> None:
+    """Give libpq the statements."""
     for sql, names in message:
         values = [given[name][0] for name in names or ()]
         formats = [given[name][1] for name in names or ()]
@@ -158,10 +150,7 @@ def _queue(
             if sql not in known:
                 known[sql] = f"idempotency_{token_hex(12)}".encode()
                 pgconn.send_prepare(known[sql], sql.encode(encoding))
-                new.append(sql)
             pgconn.send_query_prepared(known[sql], values, formats)
-        new.append(None)
-    return new
 
 
 def _results(pgconn: Any) -> Generator[Any, Any, list[Any]]:

@@ -34,11 +34,8 @@ class Connection(RawConnection):
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`. Only the last statement's rows are to be had."""
         cursor = extensions.cursor(self.driver)
-        message = cursor.mogrify(text, values) if text else b""
-        if first:
-            encoding = extensions.encodings.get(self.driver.encoding, "utf-8")
-            message = ";".join([*first, ""]).encode(encoding) + message
-        cursor.execute(message)
+        before = ";".join([*first, ""])
+        cursor.execute((before.replace("%", "%%") if values else before) + text, values)
         return Answer(cursor.rowcount, cursor.fetchall if cursor.description else list)
 
     def switch(self) -> None:

@@ -65,9 +65,8 @@ def _class(name: str) -> type[RawConnection]:
 
 
 def class_of(dialect: Dialect) -> type[RawConnection]:
-    """The class for a dialect's driver. Raises ``ModuleNotFoundError`` if that is not installed."""
-    name = dialect.driver if dialect.driver in NAMES else "any"
-    return _class("sqlite" if dialect.name == "sqlite" else name)
+    """The class for a driver for PostgreSQL. Raises ``ModuleNotFoundError`` if it is not installed."""
+    return _class(dialect.driver if dialect.driver in NAMES else "any")
 
 
 def raw_of(pooled: Any, dialect: Dialect) -> RawConnection:
@@ -179,6 +178,8 @@ class RawConnection:
 
         Raises the driver's errors: then the connection is not to be used again.
         """
+        if self.is_lost():  # where ``rollback()`` may do nothing
+            raise self.Error("the connection is lost")
         self.undo()
         self.leave()
 
@@ -215,7 +216,5 @@ def give_back(held: Any, raw: RawConnection | None) -> None:
                 held.invalidate(error)
             if not isinstance(error, raw.Error):
                 raise
-    try:
+    with suppress(exc.SQLAlchemyError):
         held.close()
-    except exc.SQLAlchemyError:
-        return

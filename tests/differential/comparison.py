@@ -194,13 +194,15 @@ def _is_by_class(mine: Any, other: Any) -> bool:
     return _sqlstate(mine) == ABORTED and other == ["open a stream", "ProgrammingError"]
 
 
-def _is_error(seen: Any) -> re.Match[str] | None:
-    return seen and re.fullmatch(r"[A-Z]\w*Error(?: (\w{5}))?", str(seen[1]))
+def _is_error(seen: Any) -> bool:
+    """Whether a step noted an error's class, and perhaps its SQLSTATE."""
+    return seen is not None and bool(
+        re.fullmatch(r"[A-Z]\w*(Error|(?= \w{5}$))( \w{5})?", str(seen[1]))
+    )
 
 
 def _sqlstate(seen: Any) -> str:
-    error = _is_error(seen)
-    return (error and error[1]) or ""
+    return str(seen[1]).partition(" ")[2] if _is_error(seen) else ""
 
 
 def _is_alike(plain: Request, protected: Request) -> bool:
