@@ -74,7 +74,7 @@ def test_a_step_that_it_cannot_hold_is_not_called(world, atomic):
     assert charges == []
 
 
-@pytest.mark.parametrize("endpoint", ["a\0b", "a\ud800", "a" * 256])
+@pytest.mark.parametrize("endpoint", ["a\0b", "a" * 256])
 def test_an_endpoint_that_is_no_name_is_refused(world, endpoint):
     world.app.add_url_rule("/payments", endpoint, idempotent(lambda: ""), methods=["POST"])
     with pytest.raises(ConfigurationError, match=r"the name '.*' of an operation; allowed: "):
