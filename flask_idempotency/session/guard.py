@@ -24,6 +24,7 @@ _NOISES = [_sql(_NOISE.format(rf"\bE{_ESCAPED}|'[^']*(?:'|\Z)")), _sql(_NOISE.fo
 """Comments, literals and quoted names: by default, and where a backslash escapes in each literal."""
 
 _READS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|PRAGMA)\b|\Z")
+_SET = _sql(r"(?:SET|RESET)\b")
 _SET_LOCAL = _sql(r"SET\s+LOCAL\b")
 _SET_CONFIG = _sql(r"\bset_config\s*\(")
 _LASTING = _sql(
@@ -81,7 +82,7 @@ _REFUSED = {
 class Traits(NamedTuple):
     """What a text does: ``refused`` is why it may not be sent.
 
-    ``sets`` says that it may change a setting for the transaction, see :func:`is_local`; ``writes`` is
+    ``sets`` says that it may change a setting, for the transaction if :func:`is_local`; ``writes`` is
     False if it is certainly a plain read, and ``unprepares`` says that it forgets prepared statements.
     """
 
@@ -103,7 +104,7 @@ def _remembered(text: str) -> Traits:
     return Traits(
         next(refused, None),
         not all(_READS.match(each) and not _MAY_WRITE.search(each) for each in statements),
-        any(_SET_LOCAL.match(each) or _SET_CONFIG.search(each) for each in statements),
+        any(_SET.match(each) or _SET_CONFIG.search(each) for each in statements),
         any(each[:10].upper() == "DEALLOCATE" for each in statements),
     )
 

@@ -292,6 +292,8 @@ class OperationTransaction:
             self._savepoints[-1].did |= traits.writes or self.reads_may_write
             if traits.sets and guard.is_local(text, values):
                 self._savepoints[-1].sets.add(f"{text} {values}")
+            elif traits.sets:  # for the connection: a rollback would undo it
+                self._savepoints[-1].did = True
         else:
             self.wrote |= traits.writes
         self.flush()

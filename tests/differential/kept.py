@@ -150,6 +150,9 @@ KEPT: dict[str, Program] = {
         before=(do("translate the schema"),), view=(do("add", "a"), do("commit"))
     ),
     "a setting for good before the view": Program(before=(do("set", "tenant"),), view=(do("commit"),)),
+    "a setting for good in the view, committed above it": Program(
+        view=(do("set", "mode"),), after=(do("commit"),)
+    ),
     "a setting for good before the view, a commit of nothing, and an error": Program(
         before=(do("set", "mode"),),
         view=(do("commit"), do("lock", "advisory at once")),

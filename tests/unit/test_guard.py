@@ -150,9 +150,9 @@ def test_a_text_that_comes_but_once_is_not_remembered():
 @pytest.mark.parametrize(
     ("text", "values", "local"),
     [
-        ("set search_path to a, b", {}, None),
-        ("set time zone 'UTC'", {}, None),
-        ("reset role", {}, None),
+        ("set search_path to a, b", {}, False),
+        ("set time zone 'UTC'", {}, False),
+        ("reset role", {}, False),
         ("set session a.b = 'c'; set local d.e = 'f'", {}, True),
         ("/* why */ set\nlocal a.b = 'c'", {}, True),
         ("select set_config('a.b', 'it''s (c', true), set_config('d.e', '', false)", {}, True),
