@@ -1,7 +1,7 @@
 """A wrong option is named where the view is decorated, not in the first request."""
 
 import pytest
-from flask import Flask
+from flask import Blueprint
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
 from flask_idempotency.core.errors import shown
@@ -38,7 +38,8 @@ WRONG_OPTIONS = [
 
 @pytest.mark.parametrize(("name", "value", "allowed"), WRONG_OPTIONS)
 def test_a_wrong_option_is_named_where_the_view_is_decorated(name, value, allowed):
-    for use in idempotent, lambda **options: Idempotency().protect(Flask("shop"), **options):
+    covered = Blueprint("shop", __name__)
+    for use in idempotent, lambda **options: Idempotency().protect(covered, **options):
         with pytest.raises(ConfigurationError) as caught:
             use(**{name: value})
         assert str(caught.value).startswith(f"{name} is {shown(value)}; allowed: ")
