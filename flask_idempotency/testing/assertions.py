@@ -263,7 +263,8 @@ class RequestCheck(Check[TestResponse]):
         view = name_of(self.state.app.view_functions[endpoint])
         return (
             f"Nothing protects {view}: put @idempotent on it, below the route's decorator, or let"
-            " protect() cover it."
+            " protect() cover it. (A decorator without functools.wraps hides a protection below it, and"
+            " is repeated with each retry.)"
         )
 
     @cached_property

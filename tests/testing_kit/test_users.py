@@ -103,7 +103,7 @@ def test_a_protection_above_the_route_is_told_by_name(shop, testing):
 
 
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_a_protection_that_a_decorator_hides_is_one(shop):
+def test_a_decorator_that_hides_a_protection_is_named(shop):
     def charged(view):
         def charge_and_view(*args, **kwargs):
             shop.charge()
@@ -113,7 +113,8 @@ def test_a_protection_that_a_decorator_hides_is_one(shop):
 
     shop.view(charged(idempotent(shop.pay)), protect=None)
     said = message(shop, duplicates=0)
-    assert "charges rose by 2, not by 1\nA retry repeats what runs outside the view" in said
+    assert "charges rose by 2, not by 1\nNothing protects" in said
+    assert "A decorator without functools.wraps hides a protection below it" in said
 
 
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
