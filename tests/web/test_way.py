@@ -703,10 +703,10 @@ class TestAtTheEnd:
         assert (again.status_code, is_replayed(again)) == (201, False)
         assert shop.count() == 1
 
-    # SQLite has no deadlocks, nor deferred constraints but of foreign keys.
-    @pytest.mark.parametrize("store", ["postgres"], indirect=True)
-    def test_a_problem_is_written_in_place(self, shop, assert_problem):
+    def test_a_problem_is_written_in_place(self, shop, assert_problem, store):
         """The application's CORS headers stay, the view's own go."""
+        if store == "sql":
+            return  # SQLite has no deadlocks, nor deferred constraints but of foreign keys
         shop.sql(
             "ALTER TABLE payment ADD CONSTRAINT late UNIQUE (amount) DEFERRABLE INITIALLY DEFERRED"
         )

@@ -75,10 +75,10 @@ def test_what_an_earlier_release_has_stored_is_replayed_and_continued(
     answer = world.post("/json", key="json")
     assert (answer.json, answer.headers["Idempotent-Replayed"]) == ({"id": 1}, "true")
     assert answer.content_type == "application/json"
-    assert world.post("/json", key="json", json={"amount": 6}).status_code == 422
     answer = world.post("/bytes", key="bytes")
     assert (answer.data, answer.headers.getlist("X-Two")) == (b"\x00\xff", ["a", "b"])
-    # Not comparable: before this release the code of a list of fields did not say which fields.
+    # Not comparable: what is compared of a body is another thing since this release.
+    assert world.post("/json", key="json", json={"amount": 6}).json == {"id": 1}
     assert world.post("/bytes", key="bytes", json={"amount": 6}).data == answer.data
     assert world.post("/failed", key="failed").json == {"failed": True}
     expected = {"step": {"ü": [1, None]}, "attempt": 2}
