@@ -402,7 +402,9 @@ class LeasedAttempt(Attempt):
         """Treat an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
         note(self._state.app, operation_interrupted, self._current, attempt=operation.attempt)
+        self._current.open_attempt = None  # an idempotent function that it calls has none to end
         found = policy(operation) if callable(policy) else None
+        self._current.open_attempt = self
         if found is None:
             steps.begin_again()
             return None

@@ -1,5 +1,7 @@
 """Operations that are not atomic: an interrupted one is nobody's to guess."""
 
+from contextlib import suppress
+
 import pytest
 import sqlalchemy as sa
 
@@ -8,6 +10,7 @@ from flask_idempotency import (
     Retryable,
     TransactionConflict,
     current_operation,
+    idempotent,
     operation_interrupted,
 )
 from flask_idempotency.cli import cli
@@ -129,6 +132,25 @@ def test_what_was_found_is_stored_although_it_has_left_changes(world, add, caplo
         ("completed", 0)
     ]
     assert caplog.text.count("left changes it did not commit") == 1
+
+
+def test_who_finds_out_may_call_an_idempotent_function_that_fails(world, add):
+    """It is part of the operation: its error, once caught, ends neither the operation nor its lease."""
+    leases = []
+
+    @idempotent(name="look-up")
+    def look_up():
+        raise LookupError
+
+    def find_out(_operation):
+        with suppress(LookupError):
+            look_up()
+        leases.append(world.sql("select lease_expires_at > clock_timestamp() from idempotency_record"))
+        return {"found": True}, 201
+
+    interrupt(world, add, on_interrupted=find_out)
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert leases == [[(True,)]]
 
 
 def test_who_has_found_out_that_nothing_happened_may_free_the_key(world, add):
