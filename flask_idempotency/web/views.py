@@ -16,7 +16,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import flask
-from flask import Response, views
+from flask import Flask, Response, views
 
 from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
@@ -49,6 +49,7 @@ from .signals import (
     operation_unprotected,
     reject,
     tell_failure,
+    tell_mistake,
 )
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
     state: AppState = app.extensions.get("idempotency") or app_state(app)
     current = this_request()
     if current.open_attempt is not None:
-        _end_earlier(current.open_attempt)
+        _end_earlier(app, current.name, current.open_attempt)
     if running_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
     request = needed_request()
@@ -193,7 +194,7 @@ def _tell_unprotected(current: Request) -> None:
         conclude(current.state.app, operation_unprotected, current)
 
 
-def _end_earlier(earlier: Attempt) -> None:
+def _end_earlier(app: Flask, name: str, earlier: Attempt) -> None:
     """End an attempt of the same request that still awaits the response to its error.
 
     A decorator has caught the error, and calls the view once more. Raises ``NotAtomic`` if an attempt
@@ -202,10 +203,12 @@ def _end_earlier(earlier: Attempt) -> None:
     if earlier.phase is Phase.AWAITING:
         earlier.unanswered(None)
     elif earlier.phase is Phase.WAITING:
-        raise NotAtomic(
+        mistake = NotAtomic(
             "a second idempotent view was called in one request while the first one had left"
             " uncommitted changes in db.session: commit them in the first one"
         )
+        tell_mistake(app, name, mistake)
+        raise mistake
 
 
 def _unseen(route: Route, request: flask.Request, state: AppState) -> Route | None:

@@ -743,6 +743,16 @@ class TestAtTheEnd:
         ours = told(caplog, logging.ERROR)
         assert len([text for text in ours if "nobody committed" in text]) == 1, ours
 
+    def test_a_second_view_after_work_that_nobody_committed_is_one(self, shop, caplog):
+        shop.app.register_error_handler(Exception, lambda _error: ({"sorry": True}, 500))
+        first = idempotent(name="first")(paying(shop, commit=False)[0])
+        second = idempotent(name="second")(paying(shop)[0])
+        shop.app.post("/payments")(lambda: [first(), second()])
+        assert shop.post().status_code == 500
+        assert shop.count() == 0
+        ours = told(caplog, logging.ERROR)
+        assert len([text for text in ours if "a second idempotent view was called" in text]) == 1, ours
+
     @pytest.mark.parametrize("handler", [None, Exception, 500])
     @pytest.mark.parametrize("mistake", ["scope", "place", "name"])
     def test_a_mistake_in_the_set_up_is_logged_once(self, shop, handler, mistake, caplog):
