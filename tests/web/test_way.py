@@ -24,11 +24,11 @@ from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency import NotAtomic, Retryable, current_operation, idempotent
-from flask_idempotency.session import stray
+from tests.web.way import KINDS, STORES, make_shop, nobody_was_warned
 
-pytestmark = pytest.mark.parametrize("store", ["postgres", "sql"], indirect=True)
+__all__ = ["make_shop", "nobody_was_warned"]
 
-KINDS = pytest.mark.parametrize("atomic", [True, False])
+pytestmark = STORES
 
 
 class Refused(Exception):
@@ -37,21 +37,6 @@ class Refused(Exception):
 
 class OutOfTime(BaseException):
     """As gevent's Timeout is: no Exception."""
-
-
-@pytest.fixture(autouse=True)
-def nobody_was_warned():
-    stray.warn_once.cache_clear()
-
-
-@pytest.fixture
-def make_shop(make_world, store, tmp_path):
-    def make(**config):
-        if store == "sql":
-            config.setdefault("SQLALCHEMY_DATABASE_URI", f"sqlite:///{tmp_path}/shop.db")
-        return make_world(**config)
-
-    return make
 
 
 @pytest.fixture
