@@ -209,13 +209,18 @@ def digest(*parts: Part) -> bytes:
 
 
 FEW = 8
+"""How many parts in front of the last one are remembered with their encoding: those of a key and of a
+request are eight at most, and those of a form may be a thousand."""
+
+REMEMBERED = 512
+"""How many such beginnings: an application's endpoints with their paths and scopes."""
 
 
 def _encoded(*parts: Part) -> bytes:
     return b"".join(b"%b%d:%b" % (tag, len(data), data) for tag, data in map(_tagged, parts))
 
 
-_remembered = lru_cache(512, typed=True)(_encoded)
+_remembered = lru_cache(REMEMBERED, typed=True)(_encoded)
 
 
 def _tagged(part: Part) -> tuple[bytes, bytes]:
