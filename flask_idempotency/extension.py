@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from flask import Blueprint, Flask
 from redis import Redis, RedisCluster
@@ -36,12 +36,14 @@ from flask_idempotency.stores.redis.store import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.store import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
-from flask_idempotency.web import hooks, routes, run
+from flask_idempotency.web import hooks, run
 from flask_idempotency.web.forms import idempotency_field
-from flask_idempotency.web.routes import AppState, Protections, set_state, states
+from flask_idempotency.web.routes import EXEMPT, AppState, app_state, set_state, states
 from flask_idempotency.web.settings import (
     NOT_GIVEN,
+    PROTECT_OPTIONS,
     PROTECTED_METHODS,
+    Route,
     RouteOptions,
     RunOptions,
     ScopeCallable,
@@ -49,7 +51,7 @@ from flask_idempotency.web.settings import (
     Skip,
     bind_of,
     check_database,
-    read_protection,
+    read_options,
     read_settings,
     redis_prefix,
 )
@@ -87,8 +89,8 @@ class Idempotency:
     ) -> None:
         self._db, self._session, self._metadata = db, session, metadata
         self._scope, self._redis = scope, redis
-        self._protections = Protections()
-        self._fresh: WeakSet[Flask | Blueprint] = WeakSet()  # protected since the last init_app()
+        self._protected: WeakKeyDictionary[Flask | Blueprint, Route] = WeakKeyDictionary()
+        self._exempt_endpoints: set[str] = set()
         if app is not None:
             self.init_app(app)
 
@@ -113,14 +115,14 @@ class Idempotency:
         scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
-        state = _compose(app, sessions, scope, settings, client, self._protections)
+        given = self._protected, self._exempt_endpoints
+        state = _compose(app, sessions, scope, settings, client, given)
         joining.install(sessions)
         for each in state.engines.values():
             transaction.hook(each, stray.hear)
         hooks.register(app, state)
         app.add_template_global(idempotency_field)
         set_state(app, state)
-        self._fresh.clear()
 
     def protect(
         self,
@@ -141,31 +143,27 @@ class Idempotency:
 
         Call it before the first request, before or after the views and the blueprint are registered;
         for an application, after :meth:`init_app`.
-        Raises ``ConfigurationError`` for a wrong option, and for a call that comes too late or would do
-        nothing. A ``name`` is for one view alone: if it covers several, the first request to one of
-        them raises ``ConfigurationError``.
+        Raises ``ConfigurationError`` for a wrong option, and for ``name``, which is for one view alone.
         """
         if not isinstance(target, (Flask, Blueprint)):
             raise ConfigurationError(
                 f"protect() was given {shown(target)}; allowed: an application or a blueprint object"
             )
-        if isinstance(target, Flask) and not any(state.app is target for state in self._states()):
+        if isinstance(target, Flask) and app_state(target).protected is not self._protected:
+            raise ConfigurationError(f"the application {target.name} has another Idempotency")
+        if "name" in options:
             raise ConfigurationError(
-                f"this Idempotency is not set up on the application {target.name}: call"
-                " init_app() on it before protect()"
+                "name is for one view alone, and those that protect() covers would be one operation:"
+                " use @idempotent(name=...)"
             )
-        route = read_protection(methods, skip, options)
-        if hasattr(target, routes.EXEMPT):
-            raise ConfigurationError(f"the blueprint {target.name} would be both protected and exempt")
-        is_known = target in self._protections.routes
-        # A factory that makes several applications may protect its blueprint for each of them.
-        if is_known and (isinstance(target, Flask) or target in self._fresh):
+        route = read_options({**options, "methods": methods, "skip": skip}, PROTECT_OPTIONS)
+        before = self._protected.get(target, route)  # a factory that makes several applications
+        if hasattr(target, EXEMPT) or before.methods != route.methods:
             raise ConfigurationError(
-                f"{target.name} is protected already: call protect() once for each"
+                f"{target.name} is exempt, or protected already with other methods: decide on one"
             )
-        self._refuse_late("protect", target, is_known)
-        self._protections.routes[target] = route
-        self._fresh.add(target)
+        self._protected[target] = route
+        self._forget_known()
 
     def run(
         self,
@@ -203,32 +201,29 @@ class Idempotency:
 
         Also a decorator for a view function, a view class or one of its methods. The name is the full
         one, such as ``"shop.search"``. Call it before the first request, before or after the target is
-        registered.
+        registered: a view that has been protected stays so.
 
-        Raises ``ConfigurationError`` for anything else, and for a call that comes too late. A missing
-        target fails ``flask idempotency check``; a view with ``@idempotent`` of its own also raises in
-        its first request.
+        Raises ``ConfigurationError`` for anything else. A view with ``@idempotent`` of its own raises
+        it in its first request.
         """
-        if isinstance(target, str):
-            self._refuse_late("exempt", target, target in self._protections.exempt_endpoints)
-            self._protections.exempt_endpoints.add(target)
-            return target
-        if isinstance(target, Flask) or not (isinstance(target, Blueprint) or callable(target)):
+        if isinstance(target, Flask) or not (isinstance(target, (Blueprint, str)) or callable(target)):
             raise ConfigurationError(
                 f"exempt() was given {shown(target)}; allowed: a view, a blueprint, or the name of an"
                 " endpoint"
             )
-        if isinstance(target, Blueprint) and target in self._protections.routes:
-            raise ConfigurationError(f"the blueprint {target.name} is to be both protected and exempt")
-        self._refuse_late("exempt", target, hasattr(target, routes.EXEMPT))
-        try:
-            self._protections.exempt.add(target)
-            setattr(target, routes.EXEMPT, True)
-        except (AttributeError, TypeError):
-            raise ConfigurationError(
-                f"{routes.name_of(target)} cannot be marked: exempt it by the name of its endpoint"
-            ) from None
+        if isinstance(target, Blueprint) and target in self._protected:
+            raise ConfigurationError(f"the blueprint {target.name} is protected: decide on one")
+        if isinstance(target, str):
+            self._exempt_endpoints.add(target)
+        else:
+            setattr(target, EXEMPT, True)
+        self._forget_known()
         return target
+
+    def _forget_known(self) -> None:
+        """Look at each endpoint again: not with the first request that came, but with the next."""
+        for state in states():
+            state.known.clear()
 
     def console_blueprint(
         self,
@@ -248,22 +243,6 @@ class Idempotency:
         from flask_idempotency.console.blueprint import console_blueprint
 
         return self.exempt(console_blueprint(authorize, name))
-
-    def _states(self) -> list[AppState]:
-        """Those of the applications that this extension was set up on."""
-        return [state for state in states() if state.protections is self._protections]
-
-    def _refuse_late(self, what: str, target: Any, is_known: bool) -> None:
-        """Raise ``ConfigurationError`` if every application concerned has started to serve."""
-        mine = self._states()
-        if isinstance(target, Flask):
-            mine = [state for state in mine if state.app is target]
-        is_there = any(routes.is_registered(state, target) for state in mine)
-        if is_there and not is_known and all(state.has_served for state in mine):
-            raise ConfigurationError(
-                f"{what}() comes too late: the application {mine[0].app.name} has served its first"
-                " request"
-            )
 
 
 def _checked_scope(scope: Any) -> ScopeCallable | None:
@@ -296,13 +275,12 @@ def _compose(
     scope: ScopeCallable | None,
     settings: Settings,
     client: Any,
-    protections: Protections,
+    given: tuple[Any, Any],
 ) -> AppState:
     """Put stores, engine and settings together."""
     key = bind_of(sessions, settings)
     database = sessions.engines[key]
-    options = app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {}
-    check_database(database, settings.store, options if key is None else {})
+    check_database(database, settings.store)
     # Without a table of ours, something must still stand for the bind whose writes are atomic.
     metadata = sessions.metadata_of(key)
     there = metadata if settings.has_table else MetaData(info=metadata.info)
@@ -326,7 +304,7 @@ def _compose(
         own, in_test = records.apart(), partial(RecordsInTest, records)
     engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
     databases = (app, sessions, key, database, table, records)
-    return AppState(*databases, scope, settings, protections, lock, sealer, engine, own, in_test)
+    return AppState(*databases, scope, settings, *given, lock, sealer, engine, own, in_test)
 
 
 USUAL_POOL_SIZE = 5

@@ -1,8 +1,8 @@
 """One loop: ask the core what comes next, do it through the ports.
 
 The engine knows no database, no Redis and no web framework. A request calls
-:meth:`DecisionEngine.decide` and gets a decision. If that is :class:`Claimed`, it runs the operation
-and ends the execution with ``complete``, ``release`` or ``abandon``.
+:meth:`DecisionEngine.decide` and gets a decision. If that is an :class:`Execution`, it runs the
+operation and ends that with ``complete``, ``release`` or ``abandon``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Patience:
 
 
 class Execution:
-    """One attempt at an operation, from its claim to its end.
+    """One attempt at an operation, from its claim to its end: the operation is ours to run.
 
     It belongs to the process that made the claim, ``pid``. In a child forked since, what would end it
     raises ``LeaseLost``, and ``abandon`` does nothing.
@@ -127,13 +127,6 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """The operation is ours: run it."""
-
-    execution: Execution
-
-
-@dataclass(frozen=True, slots=True)
 class Replay:
     """The operation has finished in its ``attempt``: replay its response.
 
@@ -172,7 +165,7 @@ class Mismatch:
 
 
 Settled = Replay | InProgress | Interrupted | Mismatch
-Decision = Claimed | Settled
+Decision = Execution | Settled
 
 
 class DecisionEngine:
@@ -228,7 +221,7 @@ class DecisionEngine:
             return decision
         finally:
             patience.end()
-            if mine and not isinstance(decision, Claimed) and claim.pid == this_process():
+            if mine and not isinstance(decision, Execution) and claim.pid == this_process():
                 if isinstance(decision, Replay) or decision == Mismatch(finished=True):
                     self._lock.finish(claim)()
                 else:
@@ -244,9 +237,9 @@ class DecisionEngine:
             return record
         return replace(record, response=self.opened(record))
 
-    def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
+    def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Execution:
         claim.refuse_in_child()  # the hold is the parent's, too
-        return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, record))
+        return Execution(hold, self._lock, mine, claim, self._sealer, record)
 
     def _settle(
         self,

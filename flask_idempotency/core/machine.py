@@ -1,4 +1,4 @@
-"""The state machines: what a request does about a record, and what follows what in an attempt.
+"""The state machines: what a request does about a record, and where an attempt is.
 
 A request finds a record in one of six situations. The record is *absent*, *in progress* or *completed*
 (its response may say "failed"). Once its retention is over it is *expired*, which counts as absent,
@@ -11,7 +11,7 @@ A changed request is rejected first, even while the first one still runs (422 be
 of two algorithms cannot be compared; a deployment must not turn every key in flight into an error, so
 they count as the same, and that is logged.
 
-The tables do not say whether an operation in progress still has a living owner: only the row's lock
+The table does not say whether an operation in progress still has a living owner: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; failing to get the lock means that the owner is
 alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try:
 ``runs_again``. Nothing else in the package decides.
@@ -23,14 +23,12 @@ it interrupted instead, and every later one leaves it so, whatever the route say
 from __future__ import annotations
 
 from enum import Enum
-from typing import NoReturn
 
-from .fingerprint import Fingerprint
 from .records import Claim, Record, State
 
 
 class _Cell(Enum):
-    """What the tables below are looked up by."""
+    """What is looked up in a table, or compared, in each request."""
 
     __hash__ = object.__hash__  # Enum's own is a function in Python, called for each look-up
 
@@ -46,14 +44,6 @@ class Situation(_Cell):
     EXPIRED = "expired"
 
 
-class Comparison(_Cell):
-    """The request's fingerprint against the stored one."""
-
-    SAME = "same"
-    OTHER = "other"
-    UNKNOWN = "unknown"
-
-
 class Next(Enum):
     """What to do about it."""
 
@@ -66,25 +56,15 @@ class Next(Enum):
     GIVE_UP = "leave it to an operator: it was begun often enough"
 
 
-NEXT: dict[tuple[Situation, Comparison], Next] = {
-    (Situation.ABSENT, Comparison.UNKNOWN): Next.CLAIM,
-    (Situation.EXPIRED, Comparison.SAME): Next.TAKE_OVER,
-    (Situation.EXPIRED, Comparison.OTHER): Next.TAKE_OVER,
-    (Situation.EXPIRED, Comparison.UNKNOWN): Next.TAKE_OVER,
-    (Situation.IN_PROGRESS, Comparison.SAME): Next.TAKE_OVER,
-    (Situation.IN_PROGRESS, Comparison.OTHER): Next.REFUSE,
-    (Situation.IN_PROGRESS, Comparison.UNKNOWN): Next.TAKE_OVER,
-    (Situation.LEASED, Comparison.SAME): Next.LET_RUN,
-    (Situation.LEASED, Comparison.OTHER): Next.REFUSE,
-    (Situation.LEASED, Comparison.UNKNOWN): Next.LET_RUN,
-    (Situation.INTERRUPTED, Comparison.SAME): Next.ASK_ROUTE,
-    (Situation.INTERRUPTED, Comparison.OTHER): Next.REFUSE,
-    (Situation.INTERRUPTED, Comparison.UNKNOWN): Next.ASK_ROUTE,
-    (Situation.COMPLETED, Comparison.SAME): Next.REPLAY,
-    (Situation.COMPLETED, Comparison.OTHER): Next.REFUSE,
-    (Situation.COMPLETED, Comparison.UNKNOWN): Next.REPLAY,
+NEXT: dict[Situation, tuple[Next, Next]] = {
+    Situation.ABSENT: (Next.CLAIM, Next.CLAIM),
+    Situation.EXPIRED: (Next.TAKE_OVER, Next.TAKE_OVER),
+    Situation.IN_PROGRESS: (Next.TAKE_OVER, Next.REFUSE),
+    Situation.LEASED: (Next.LET_RUN, Next.REFUSE),
+    Situation.INTERRUPTED: (Next.ASK_ROUTE, Next.REFUSE),
+    Situation.COMPLETED: (Next.REPLAY, Next.REFUSE),
 }
-"""Missing cells are impossible: an absent record has no fingerprint to compare with."""
+"""For the same request, as far as anyone can tell, and for a changed one."""
 
 
 class Phase(_Cell):
@@ -96,26 +76,9 @@ class Phase(_Cell):
     WAITING = "its response waits for what the application does above the view"
     OVER = "committed, or undone"
 
-
-FOLLOWS: dict[Phase, tuple[Phase, ...]] = {
-    Phase.OPEN: (Phase.IN_VIEW, Phase.OVER),
-    Phase.IN_VIEW: (Phase.OPEN, Phase.AWAITING, Phase.WAITING, Phase.OVER),
-    Phase.AWAITING: (Phase.OPEN, Phase.IN_VIEW, Phase.OVER),
-    Phase.WAITING: (Phase.OPEN, Phase.IN_VIEW, Phase.OVER),
-    Phase.OVER: (),
-}
-"""What may follow a phase; the rest is illegal. Nothing follows the end. What comes back from above the
-view, the response to its error or the end of the request, enters it once more; who abandons an attempt
-makes it *open* first, so that it is found and abandoned again if that is cut off."""
-
-
-class IllegalPhase(RuntimeError):
-    """An attempt was to go where the table above does not let it: a bug in this package."""
-
-
-def assert_never(value: NoReturn) -> NoReturn:
-    """The end of a ``match`` that handles every case (``typing.assert_never``, new in 3.11)."""
-    raise AssertionError(f"not handled: {value!r}")
+    # What comes back from above the view, the response to its error or the end of the request, enters
+    # IN_VIEW once more. Who abandons an attempt makes it OPEN first, so that it is found and abandoned
+    # again if that is cut off. Nothing follows the end.
 
 
 def situation(record: Record | None) -> Situation:
@@ -131,17 +94,11 @@ def situation(record: Record | None) -> Situation:
     return Situation.LEASED if record.lease_left > 0 else Situation.INTERRUPTED
 
 
-def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
-    """The request's fingerprint against the record's."""
-    same = None if record is None else fingerprint.matches(record.fingerprint)
-    if same is None:
-        return Comparison.UNKNOWN
-    return Comparison.SAME if same else Comparison.OTHER
-
-
 def decide(record: Record | None, claim: Claim) -> Next:
     """Decide what a request with this claim does about this record. Nothing else decides."""
-    step = NEXT[situation(record), compare(record, claim.fingerprint)]
+    same, changed = NEXT[situation(record)]
+    is_changed = record is not None and claim.fingerprint.matches(record.fingerprint) is False
+    step = changed if is_changed else same
     if record is None or record.expired or step not in (Next.TAKE_OVER, Next.ASK_ROUTE):
         return step
     is_spent = claim.max_attempts is not None and record.begun >= claim.max_attempts

@@ -20,12 +20,9 @@ from flask_idempotency.web.body import is_used_up
 from flask_idempotency.web.request import current_scope, this_request
 from flask_idempotency.web.routes import (
     AppState,
-    covering_route,
-    is_registered,
     name_of,
     refuse_contradiction,
     refuse_misplaced,
-    refuse_shared_name,
     refuse_unsupported,
     route_of,
     states,
@@ -58,7 +55,7 @@ class WriteRoute:
         """Name what protects it."""
         if self.route is None:
             return None
-        return "decorator" if self.route.methods is None else "protect"
+        return "protect" if self.route.methods else "decorator"
 
 
 def write_routes(state: AppState) -> Iterator[WriteRoute]:
@@ -154,33 +151,21 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
     refuse_contradiction(state, each.endpoint)
     if each.protected_by != "decorator":
         refuse_misplaced(state, each.endpoint)
-    if each.route is None:
-        return
-    refuse_unsupported(state, each.route, each.route.name)
-    state.engines_of(each.route.other_binds)
-    if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
-        refuse_shared_name(state, covering)
+    if each.route is not None:
+        refuse_unsupported(state, each.route)
+        state.engines_of(each.route.other_binds)
 
 
 def _examine_targets(state: AppState) -> Iterator[Finding]:
-    """Find arguments of ``protect`` and ``exempt`` that are not registered."""
-    protections = state.protections
-    mine = [each for each in states() if each.protections is protections]
-
-    def is_missing(target: Any) -> bool:
-        return not any(is_registered(each, target) for each in mine)
-
-    for target in list(protections.routes):
-        if isinstance(target, Blueprint) and is_missing(target):
+    """Find blueprints that ``protect`` was given and no application has."""
+    mine = [each.app for each in states() if each.protected is state.protected]
+    known = {blueprint for app in mine for blueprint in app.blueprints.values()}
+    for target in list(state.protected):
+        if isinstance(target, Blueprint) and target not in known:
             text = f"protect() was given the blueprint {target.name!r}, which is not registered"
             if target.name in state.app.blueprints:
                 text += ": another one of this name is"
             yield Finding("FAILED", "protect", text, "give it the blueprint object that is registered")
-    for target in *sorted(protections.exempt_endpoints), *list(protections.exempt):
-        if is_missing(target):
-            name = repr(target) if isinstance(target, str) else getattr(target, "name", name_of(target))
-            text = f"exempt() was given {name}, which is not registered"
-            yield Finding("FAILED", "exempt", text, "give it the view, blueprint or endpoint that is")
 
 
 def _examine_foreign(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:

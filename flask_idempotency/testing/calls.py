@@ -11,9 +11,9 @@ from typing import Any
 from flask import Flask
 
 from flask_idempotency.core.engine import (
-    Claimed,
     Decision,
     DecisionEngine,
+    Execution,
     InProgress,
     Mismatch,
     Replay,
@@ -209,7 +209,7 @@ class CallCheck(Check[Delivery]):
         if self._other is None:
             return False
         delivery, self._other = self.sent(self._other), None
-        if delivery.error is not None or not delivery.met(Claimed):
+        if delivery.error is not None or not delivery.met(Execution):
             self.fail(f"another message {delivery}, and ran no operation of its own", SAME_KEY)
         return True
 
@@ -251,7 +251,7 @@ class CallCheck(Check[Delivery]):
     def has_the_same(self, delivery: Delivery, first: Delivery, what: str) -> None:
         """It met the same operation, and ended as the first call did."""
         if not self._raises and not delivery.met(Replay):
-            hint = OTHER_KEY if delivery.met(Claimed) else UNKNOWN
+            hint = OTHER_KEY if delivery.met(Execution) else UNKNOWN
             hint = OTHER_PAYLOAD if delivery.met(Mismatch) else hint
             self.fail(f"{what} {delivery}, and got no stored result", hint)
         if not self._has_ended_well(delivery) or delivery.result != first.result:

@@ -29,7 +29,7 @@ from flask_idempotency.core.errors import (
     Problem,
     Retryable,
 )
-from flask_idempotency.core.machine import FOLLOWS, IllegalPhase, Phase
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.process import this_process
 from flask_idempotency.core.records import StoredResponse
@@ -70,8 +70,7 @@ class Attempt:
     A context manager: whatever leaves it ends an attempt that is not over.
     ``open`` comes first and may respond at once. The view runs in the context. ``returned`` or
     ``raised`` takes what came of it, and returns the response; ``finish`` and ``failed`` do the same
-    for ``run()``, whose errors go to its caller. ``phase`` says where the attempt is:
-    :data:`~flask_idempotency.core.machine.FOLLOWS`.
+    for ``run()``, whose errors go to its caller. ``phase`` says where the attempt is.
 
     After an error of the view that Flask called, the response is what the application makes of it.
     Where a commit above the view may still follow, the response waits for ``complete``, at the end of
@@ -133,8 +132,6 @@ class Attempt:
                 self._error = None  # its traceback leads here: a cycle would keep the request alive
 
     def _go(self, phase: Phase) -> None:
-        if phase not in FOLLOWS[self.phase]:
-            raise IllegalPhase(f"{phase.name} after {self.phase.name}")
         self.phase, current = phase, self._current
         if phase is not Phase.OVER:
             current.open_attempt = self

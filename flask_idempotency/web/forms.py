@@ -3,9 +3,9 @@
 Some browsers send one of their own, with a new key each time: the field wins.
 
 The field holds a random key, made when the form is rendered, so that each form shown is one operation
-however often it is sent. Two signatures guard it: one over the key and the time, so that only this
-application makes fields; and one over the key with its scope and form, so that a form which one user
-loaded is rejected when another sends it. Neither reveals the scope.
+however often it is sent. It is signed together with its time, its scope and its form: only this
+application makes fields, and a form which one user loaded is rejected when another sends it. The
+signature does not reveal the scope.
 
 A field is valid for ``ttl``. Its record is younger, and lives ten minutes longer, as the clocks of
 hosts may differ. So it exists while the field is valid, and a form that is sent again after its record
@@ -18,10 +18,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from typing import Any
+from contextlib import suppress
 
 from flask import Flask, current_app, request
-from itsdangerous import BadSignature, Signer, TimestampSigner
+from itsdangerous import BadSignature, TimestampSigner
 from itsdangerous.encoding import want_bytes
 from markupsafe import Markup
 
@@ -29,7 +29,7 @@ from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 
 from .body import Form
-from .request import FormKey, current_scope
+from .request import current_scope
 from .routes import AppState, app_state, route_of
 from .settings import Route
 
@@ -53,42 +53,32 @@ def idempotency_field(endpoint: str | None = None) -> Markup:
 
 
 def new_value(endpoint: str | None = None) -> str:
-    """The value of such a field: key, owner, time and signature."""
+    """The value of such a field: key, time and signature."""
     state = app_state(current_app)
     route = _addressee(state, endpoint)
     scope = current_scope(route.scope, required=False)
-    key = secrets.token_urlsafe(KEY_BYTES)
-    owner = _owner_signer(state.app).get_signature(_owned(key, scope, route.name)).decode()
-    return _signer(state.app).sign(f"{key}.{owner}").decode()
+    return _signer(state.app, scope, route.name).sign(secrets.token_urlsafe(KEY_BYTES)).decode()
 
 
-def read_field(form: Form, state: AppState, route: Route) -> FormKey | None:
-    """Read the form's field; None without one. Raises ``KeyMalformed``."""
+def value_of_field(form: Form) -> str | None:
+    """The value of the form's field; None without one. Raises ``KeyMalformed`` for more than one."""
     values = [str(value) for name, value, *of_file in form if name == FIELD and not of_file]
-    if not values:
-        return None
     if len(values) > 1:
         raise KeyMalformed(f"The field {FIELD} occurs more than once.")
-    try:
-        signed, made = _signer(state.app).unsign(values[0], return_timestamp=True)
-        key, owner = signed.decode().split(".")
-    except (BadSignature, ConfigurationError, ValueError):
-        raise KeyMalformed(
-            f"The field {FIELD} was not made by this application, or was changed."
-        ) from None
-    if not route.refuse_old_keys and time.time() - made.timestamp() > route.ttl:
-        raise KeyMalformed("The form is too old. If it was never sent, load it again.")
-    return FormKey(key, owner, made.timestamp())
+    return values[0] if values else None
 
 
-def check_owner(app: Flask, form_key: FormKey, scope: Scope, name: str) -> None:
-    """Raise ``KeyMalformed`` if the field was made for another scope or another view."""
-    signer = _owner_signer(app)
-    for form in "", name:
-        if signer.verify_signature(_owned(form_key.key, scope, form), form_key.owner):
-            return
+def read_field(value: str, app: Flask, route: Route, scope: Scope) -> tuple[str, float]:
+    """The key of a field, and when it was made, in seconds since 1970. Raises ``KeyMalformed``."""
+    for form in "", route.name:
+        with suppress(BadSignature, ConfigurationError):
+            key, made = _signer(app, scope, form).unsign(value, return_timestamp=True)
+            if not route.refuse_old_keys and time.time() - made.timestamp() > route.ttl:
+                raise KeyMalformed("The form is too old. If it was never sent, load it again.")
+            return key.decode(), made.timestamp()
     raise KeyMalformed(
-        "The form was loaded by another user, or belongs to another endpoint. Load it again."
+        f"The field {FIELD} was changed, was loaded by another user, or belongs to another endpoint."
+        " Load the form again."
     )
 
 
@@ -104,23 +94,11 @@ def _addressee(state: AppState, endpoint: str | None) -> Route:
     return route.resolved(state.settings, state.scope, endpoint)
 
 
-def _owned(key: str, scope: Scope, form: str) -> bytes:
-    return hash_key("form", form, scope, key)
-
-
-def _signer(app: Flask) -> TimestampSigner:
-    return TimestampSigner(_secrets(app), b"flask-idempotency form", **_ALGORITHM)
-
-
-def _owner_signer(app: Flask) -> Signer:
-    return Signer(_secrets(app), b"flask-idempotency owner", **_ALGORITHM)
-
-
-_ALGORITHM: Any = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
-
-
-def _secrets(app: Flask) -> list[bytes]:
-    return signing_keys(app, "idempotency_field() signs its values")
+def _signer(app: Flask, scope: Scope, form: str) -> TimestampSigner:
+    """What signs the fields of a form, or of any form (``""``), that was loaded in a scope."""
+    keys = signing_keys(app, "idempotency_field() signs its values")
+    salt = hash_key("form", form, scope, "")
+    return TimestampSigner(keys, salt, key_derivation="hmac", digest_method=hashlib.sha256)
 
 
 def signing_keys(app: Flask, why: str) -> list[bytes]:

@@ -20,7 +20,6 @@ import flask
 from flask import Flask, Response, got_request_exception
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
-from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
 
@@ -32,10 +31,8 @@ from .routes import (
     AppState,
     covering_route,
     needs_protect,
-    note_registered,
     refuse_contradiction,
     refuse_misplaced,
-    refuse_shared_name,
     refuse_unsupported,
     route_of,
 )
@@ -47,9 +44,6 @@ from .views import protected
 def register(app: Flask, state: AppState) -> None:
     """Put the hooks on ``app``."""
     hooks = Hooks(state)
-    for endpoint, view in app.view_functions.items():
-        if (route := getattr(view, ROUTE, None)) is not None:
-            refuse_unsupported(state, route, endpoint)  # for a later view, the first request does this
 
     # A function: in each request Flask asks whether it is async, and takes longer with a method.
     def after(response: Response) -> Response:
@@ -79,7 +73,7 @@ class Hooks:
     """The hooks of one application."""
 
     def __init__(self, state: AppState) -> None:
-        self._state, self._known = state, state.known
+        self._state = state
 
     def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store."""
@@ -116,44 +110,34 @@ class Hooks:
 
     def _route(self, endpoint: str, method: str) -> Route | None:
         """The endpoint's options if it is protected; protects it now if ``protect`` covers it."""
-        view = self._state.app.view_functions[endpoint]
-        if (endpoint, method) not in self._known or self._known[endpoint, method][0] is not view:
+        state = self._state
+        view = state.app.view_functions[endpoint]
+        if (endpoint, method) not in state.known or state.known[endpoint, method][0] is not view:
             try:
-                self._known[endpoint, method] = self._find_safely(endpoint, method)
+                view, route = self._find(view, endpoint, method)
             except ConfigurationError as error:
-                tell_mistake(self._state.app, endpoint, error)
-                raise
-        return self._known[endpoint, method][1]
+                tell_mistake(state.app, endpoint, error)
+                found = route_of(state, endpoint, method) or Route()
+                if found.resolved(state.settings, state.scope, endpoint).enforce:
+                    raise
+                view, route = state.app.view_functions[endpoint], None  # it runs all the same
+            state.known[endpoint, method] = view, route
+        return state.known[endpoint, method][1]
 
-    def _find_safely(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
-        """Like :meth:`_find`; a mistake in what is only observed is logged."""
-        try:
-            return self._find(endpoint, method)
-        except ConfigurationError as error:
-            route = route_of(self._state, endpoint, method) or Route()
-            if route.resolved(self._state.settings, self._state.scope, endpoint).enforce:
-                raise
-            log.error("%s is not observed: %s", endpoint, error)
-            return self._state.app.view_functions[endpoint], None
-
-    def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
+    def _find(self, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that protect this method of it."""
-        self._state.has_served = True
-        refuse_contradiction(self._state, endpoint)
-        view = self._state.app.view_functions[endpoint]
-        covering = covering_route(self._state, endpoint)
+        state = self._state
+        refuse_contradiction(state, endpoint)
+        covering = covering_route(state, endpoint)
         if covering is not None and not hasattr(view, ROUTE):
-            refuse_shared_name(self._state, covering)
-            methods = frozenset(name for name in covering.methods or () if needs_protect(view, name))
+            methods = frozenset(name for name in covering.methods if needs_protect(view, name))
             if methods:
                 view = protected(view, replace(covering, methods=methods))
-                self._state.app.view_functions[endpoint] = view
-        route = route_of(self._state, endpoint, method)
-        if route is not None and route.methods is None:
-            note_registered(view)
-        elif method not in SAFE_METHODS:
-            refuse_misplaced(self._state, endpoint)
+                state.app.view_functions[endpoint] = view
+        route = route_of(state, endpoint, method)
+        if (route is None or route.methods) and method not in SAFE_METHODS:
+            refuse_misplaced(state, endpoint)
         if route is not None:
-            route = route.resolved(self._state.settings, self._state.scope, endpoint)
-            refuse_unsupported(self._state, route, route.name)
+            route = route.resolved(state.settings, state.scope, endpoint)
+            refuse_unsupported(state, route)
         return view, route

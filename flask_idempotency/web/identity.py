@@ -83,16 +83,16 @@ def identify(
     scope: Scope = current_scope(route.scope) if has_key or route.required else None
     if not has_key and current.may_be_inside:
         _find_key(request, state, route, current)
-    if current.key is None:
-        if route.required:
-            raise KeyRequired
-        return None
-    if not has_key and not route.required:
+    made = None
+    if (current.key or current.field) and not (has_key or route.required):
         scope = current_scope(route.scope)
     if current.field is not None:
-        forms.check_owner(state.app, current.field, scope, route.name)
-    made = None if current.field is None else current.field.made
-    return new_operation(route, scope, current.key, made)
+        current.key, made = forms.read_field(current.field, state.app, route, scope)
+    if current.key is not None:
+        return new_operation(route, scope, current.key, made)
+    if route.required:
+        raise KeyRequired
+    return None
 
 
 def new_operation(route: Route, scope: Scope, key: str, made: float | None = None) -> Operation:
@@ -124,10 +124,9 @@ def _find_key(request: flask.Request, state: AppState, route: Route, current: Re
         with suppress(KeyError):  # a missing member of JSON, or field of a form
             value = route.key()
             current.key = None if value is None or value == "" else natural_key(value)
-    elif (field := forms.read_field(body.form, state, route)) is not None:
-        current.field, current.key = field, field.key
     else:
-        current.key = _header_key(request, state)
+        current.field = forms.value_of_field(body.form)
+        current.key = _header_key(request, state) if current.field is None else None
 
 
 def _header_key(request: flask.Request, state: AppState) -> str | None:

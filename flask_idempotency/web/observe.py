@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import flask
 from flask import Response
 
-from flask_idempotency.core.engine import Claimed, Decision, Execution, Replay
+from flask_idempotency.core.engine import Decision, Execution, Replay
 from flask_idempotency.core.errors import KeyExpired, LeaseLost, RecordBroken
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
@@ -101,9 +101,9 @@ class Observed(Subject):
             return state.observer.decide(claim, on_interrupted=policy, found=found)
 
         decision = self._asked(decided)
-        if isinstance(decision, Claimed):
-            self._execution = decision.execution
-            self._facts["attempt"] = decision.execution.hold.attempt
+        if isinstance(decision, Execution):
+            self._execution = decision
+            self._facts["attempt"] = decision.hold.attempt
         elif decision is not None:
             if isinstance(decision, Replay):
                 self._facts.update(attempt=decision.attempt, first_status=decision.response.status)

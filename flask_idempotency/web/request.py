@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,18 +24,6 @@ if TYPE_CHECKING:
     from .body import Body
 
 
-@dataclass(frozen=True)
-class FormKey:
-    """What a form's field says, its first signature checked: the key, and the second signature.
-
-    ``made`` is when the form was rendered, in seconds since 1970.
-    """
-
-    key: str = field(repr=False)
-    owner: str = field(repr=False)
-    made: float
-
-
 class Request(Subject):
     """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
@@ -52,7 +39,7 @@ class Request(Subject):
     skipped = False  # so says protect(skip=...)
     may_be_inside = False  # the request itself may hold the key, where it wins over the header
     key: str | None = None
-    field: FormKey | None = None  # if the key comes from a form
+    field: str | None = None  # that of a form which has the key
     refusal: Exception | None = None  # what is wrong with the key
     body: Body | None = None  # from when it is known that it may be needed
     open_attempt: Any = None  # until it is over

@@ -23,7 +23,6 @@ from flask_idempotency.core.errors import (
     RequestInProgress,
     ResponseNotKept,
 )
-from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.flask_context import needed_app, present_request
@@ -98,8 +97,6 @@ def replayed(
             raise RequestInProgress(retry_after=max(1, math.ceil(left)))
         case Interrupted():  # an atomic one is rolled back: nothing but its number can end it
             raise OperationInterrupted(_SPENT if route.atomic else None)
-        case impossible:
-            assert_never(impossible)
 
 
 def handle_problem(state: AppState, current: Request, problem: IdempotencyError) -> Response:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask, views
@@ -18,11 +18,10 @@ from flask import Blueprint, Flask, views
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Sealer, Unlocked
-from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
 
 from .purging import Purge
-from .settings import NAMES, NOT_GIVEN, Route, ScopeCallable, Settings, is_name
+from .settings import NAMES, Route, ScopeCallable, Settings, is_name
 
 ROUTE = "__idempotency_route__"
 """The attribute that marks a protected view, with its options."""
@@ -31,49 +30,26 @@ EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
 
 
-@dataclass(eq=False)
-class Protections:
-    """The targets of ``protect`` and ``exempt``, for all applications of one extension."""
-
-    routes: WeakKeyDictionary[Flask | Blueprint, Route] = field(default_factory=WeakKeyDictionary)
-    exempt: WeakSet[Any] = field(default_factory=WeakSet)
-    exempt_endpoints: set[str] = field(default_factory=set)
-
-
-class Tracing(Protocol):
-    """What the signals do not reach: ``integrations.opentelemetry`` provides it, if it is set up."""
-
-    def sign(self, stored: StoredResponse) -> StoredResponse:
-        """The response with a line that names the present trace."""
-
-    def link(self, stored: StoredResponse) -> None:
-        """Link the present trace to the one that a stored response names."""
-
-    def step(
-        self, operation: str, name: str, recorded: bytes | None, run: Callable[[], bytes]
-    ) -> bytes:
-        """The result of a step: what is ``recorded``, or else what ``run`` returns."""
-
-
 @dataclass(eq=False, repr=False)
 class AppState(Databases):
     """Everything the extension knows about one application."""
 
     scope: ScopeCallable | None
     settings: Settings
-    protections: Protections
+    # What protect() and exempt() were given, for all applications of one extension.
+    protected: WeakKeyDictionary[Flask | Blueprint, Route]
+    exempt_endpoints: set[str]
     lock: Lock
     sealer: Sealer
     engine: DecisionEngine
     own_records: Records  # the same, for what no request waits for: past the application's pool
     in_test: Callable[[Any], Records] | None  # the same in the transaction of a test's connection
     unobserved_until: float = 0.0  # by time.monotonic(), after a failure
-    has_served: bool = False
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
     # How long each operation took here, by its name: what a duplicate is told to wait.
     last_seconds: dict[str, float] = field(default_factory=dict)
-    tracing: Tracing | None = None
+    tracing: Any = None  # integrations.opentelemetry.Tracing, if that is set up
     mistakes: set[tuple[str, type]] = field(default_factory=set)  # those that were logged
 
     def __post_init__(self) -> None:
@@ -151,16 +127,16 @@ def covering_route(state: AppState, endpoint: str) -> Route | None:
 
     The nearest one counts: a blueprint before the one around it, and that before the application.
     """
-    protections, name = state.protections, endpoint
-    if endpoint in protections.exempt_endpoints:
+    name = endpoint
+    if endpoint in state.exempt_endpoints:
         return None
     while (name := name.rpartition(".")[0]) != "":
         blueprint: Any = state.app.blueprints.get(name)
         if hasattr(blueprint, EXEMPT):
             return None
-        if blueprint is not None and blueprint in protections.routes:
-            return protections.routes[blueprint]
-    return protections.routes.get(state.app)
+        if blueprint is not None and blueprint in state.protected:
+            return state.protected[blueprint]
+    return state.protected.get(state.app)
 
 
 def needs_protect(view: Any, method: str) -> bool:
@@ -168,75 +144,40 @@ def needs_protect(view: Any, method: str) -> bool:
     return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))
 
 
-def is_registered(state: AppState, target: Any) -> bool:
-    """Return True if the application has the target of an ``exempt`` or ``protect``, or is it."""
-    if isinstance(target, str):
-        return target in state.app.view_functions
-    if isinstance(target, (Flask, Blueprint)):
-        return target is state.app or target in state.app.blueprints.values()
-    return any(
-        each is target or target in getattr(each, "__mro__", ())
-        for view in list(state.app.view_functions.values())
-        for each in view_objects(view, *views.http_method_funcs)
-        for each in chain(each)
-    )
-
-
 # What is refused, in the first request and by ``flask idempotency check``.
 
 
-def refuse_shared_name(state: AppState, covering: Route) -> None:
-    """Raise ``ConfigurationError`` if the option ``name`` of ``protect`` would cover several views."""
-    if covering.name is NOT_GIVEN:
-        return
-    endpoints = {each.endpoint for each in protected_routes(state) if each.route.given is covering}
-    if len(endpoints) > 1:
+def refuse_unsupported(state: AppState, route: Route) -> None:
+    """Raise ``ConfigurationError`` if the store does not support an option or the name of a route."""
+    if not is_name(route.name):
         raise ConfigurationError(
-            f"protect(name={covering.name!r}) would make one operation of"
-            f" {', '.join(sorted(endpoints))}: a key used for one would count as used for the others."
-            " Give each a name with @idempotent(name=...), or none"
-        )
-
-
-def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
-    """Raise ``ConfigurationError`` if the store does not support an option or the name of the route."""
-    if route.name in (NOT_GIVEN, name) and not is_name(name):
-        raise ConfigurationError(
-            f"an endpoint is the name {name!r} of an operation; allowed: {NAMES}. Give it one, name=..."
+            f"an endpoint is the name {route.name!r} of an operation; allowed: {NAMES}. Give it one,"
+            " name=..."
         )
     if route.atomic and not state.records.atomic:
         raise ConfigurationError(
-            f"{name} is atomic, which the store {state.settings.store!r} cannot be: nothing commits"
-            " together with its records. Use @idempotent(atomic=False), and read what that means, or"
-            " another store"
+            f"{route.name} is atomic, which the store {state.settings.store!r} cannot be: nothing"
+            " commits together with its records. Use @idempotent(atomic=False), and read what that"
+            " means, or another store"
         )
 
 
 def refuse_contradiction(state: AppState, endpoint: str) -> None:
     """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
     found = view_objects(state.app.view_functions[endpoint])
-    is_named = endpoint in state.protections.exempt_endpoints
+    is_named = endpoint in state.exempt_endpoints
     if any(map(_has_own_protection, found)) and (is_named or any(map(is_exempt, found))):
         raise ConfigurationError(
             f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: remove one of them"
         )
 
 
-_below: WeakSet[Any] = WeakSet()
-"""The functions that ``@idempotent`` stands above, unless the protected one was seen registered."""
+_decorated: WeakSet[FunctionType] = WeakSet()
 
 
 def note_decorated(view: Any) -> None:
     """Remember that ``@idempotent`` stands above a view, for :func:`refuse_misplaced`."""
-    _below.update(filter(_is_function, chain(view)))
-
-
-def note_registered(view: Any) -> None:
-    """Forget it if the protected view was registered."""
-    for found in view_objects(view, *views.http_method_funcs):
-        inner = list(chain(found))
-        if any(map(_has_own_protection, inner)):
-            _below.difference_update(filter(_is_function, inner))
+    _decorated.update(each for each in chain(view) if isinstance(each, FunctionType))
 
 
 def refuse_misplaced(state: AppState, endpoint: str) -> None:
@@ -248,27 +189,23 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
     view: Any = state.app.view_functions[endpoint]
     if hasattr(view, ROUTE):  # around it by protect()
         view = view.__wrapped__
-    if not _is_function(view) or view not in _below or is_exempt(view):
+    if not isinstance(view, FunctionType) or view not in _decorated or is_exempt(view):
         return
     for other in states():
         for registered in list(other.app.view_functions.values()):
-            note_registered(registered)
-    if view in _below:
-        raise ConfigurationError(
-            f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected by its"
-            " @idempotent: that stands above the decorator that registers it. Put @idempotent below"
-            " the route"
-        )
-
-
-def _is_function(view: Any) -> bool:
-    """Return True for what is equal to nothing but itself; any other object may be equal to others."""
-    return isinstance(view, (FunctionType, partial))
+            for found in view_objects(registered, *views.http_method_funcs):
+                inner = list(chain(found))
+                if view in inner and any(map(_has_own_protection, inner)):
+                    return
+    raise ConfigurationError(
+        f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected by its @idempotent:"
+        " that stands above the decorator that registers it. Put @idempotent below the route"
+    )
 
 
 def _has_own_protection(view: Any) -> bool:
     route = getattr(view, ROUTE, None)
-    return isinstance(route, Route) and route.methods is None  # not that of protect()
+    return isinstance(route, Route) and not route.methods  # not that of protect()
 
 
 def is_exempt(view: Any) -> bool:

@@ -33,7 +33,7 @@ from .attempt import Attempt
 from .identity import new_claim, new_operation
 from .request import Request, existing_request, is_in_thread_of_request, present_operation
 from .routes import AppState, app_state, refuse_unsupported
-from .settings import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
+from .settings import NOT_GIVEN, Route, RunOptions, read_options
 from .signals import reject
 from .steps import encoded
 from .views import claim_or_answer
@@ -123,19 +123,13 @@ def _result(attempt: Attempt, state: AppState, function: Callable[..., Any], arg
 
 def _read_route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:
     """The options of ``run`` for a function."""
-    values: dict[str, Any] = {"store": lambda _response: True, **options}
-    if foreign := options.keys() - RunOptions.__annotations__.keys():
-        known = ", ".join(RunOptions.__annotations__)
-        raise ConfigurationError(f"{min(foreign)} is not an option of run(); there are: {known}")
-    if "name" not in values:
-        values["name"] = _name(function)
     if inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"run() cannot await {values['name']}, which is an async def function: pass a plain"
-            " function that calls asyncio.run"
+            "run() cannot await an async def function: pass a plain one that calls asyncio.run"
         )
-    route = read_options(cast("RouteOptions", values)).resolved(state.settings, state.scope)
-    refuse_unsupported(state, route, str(route.name))
+    route = read_options(options, RunOptions.__annotations__).resolved(state.settings, state.scope)
+    route = replace(route, store=lambda _response: True, name=route.name or _name(function))
+    refuse_unsupported(state, route)
     policy = route.on_interrupted
     if not callable(policy):
         return route

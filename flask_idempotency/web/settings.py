@@ -13,18 +13,17 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 from uuid import UUID
 
 from flask import Request, Response
-from sqlalchemy import Engine, StaticPool
+from sqlalchemy import Engine, SingletonThreadPool, StaticPool
 
-from flask_idempotency.core.errors import AUTOCOMMIT, ConfigurationError, shown
+from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.fingerprint import parse_pointer
-from flask_idempotency.core.storable import NEVER_STORED, POINTERS, is_stored_by_default
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.sources import Sessions
 
@@ -50,12 +49,7 @@ ScopeCallable = Callable[[], Any]
 """Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
 
 
-class _NotGiven:
-    def __repr__(self) -> str:
-        return "NOT_GIVEN"
-
-
-NOT_GIVEN: Any = _NotGiven()
+NOT_GIVEN: Any = ...
 """The default of an argument for which None means something, and of an option that a setting gives."""
 
 
@@ -126,19 +120,15 @@ class RouteOptions(RunOptions, total=False):
     enforce: bool
 
 
-# What a value may be: how it is read, and what a message says is allowed.
+# What a value may be: what a message says of it, and how it is read.
 
 
 @dataclass(frozen=True)
 class Kind:
-    """``read`` returns a value as it is used, or raises ValueError or TypeError."""
+    """``read`` returns a value as it is used, or raises an error of Python's."""
 
-    read: Callable[[Any], Any]
     allowed: str
-
-    def or_none(self) -> Kind:
-        """The same, or None."""
-        return Kind(lambda value: None if value is None else self.read(value), self.allowed)
+    read: Callable[[Any], Any]
 
 
 def _that(is_allowed: Callable[[Any], object], allowed: str) -> Kind:
@@ -147,66 +137,41 @@ def _that(is_allowed: Callable[[Any], object], allowed: str) -> Kind:
             raise ValueError
         return value
 
-    return Kind(read, allowed)
+    return Kind(allowed, read)
+
+
+def _one_of(*values: Any) -> Kind:
+    *others, last = map(repr, values)
+    known = {(type(value), value) for value in values}  # 1 is not True
+    return _that(lambda value: (type(value), value) in known, f"{', '.join(others)} or {last}")
 
 
 def _matching(pattern: str, allowed: str) -> Kind:
-    return _that(lambda value: isinstance(value, str) and re.fullmatch(pattern, value), allowed)
-
-
-def _is_number(value: Any, low: float, high: float) -> bool:
-    return not isinstance(value, bool) and low <= value <= high  # which also refuses NaN
+    return _that(lambda value: re.fullmatch(pattern, value), allowed)
 
 
 def _integer(low: int, high: int, allowed: str) -> Kind:
-    return _that(lambda value: isinstance(value, int) and _is_number(value, low, high), allowed)
+    return _that(lambda value: type(value) is int and low <= value <= high, allowed)
 
 
 def _seconds(low: float, high: float, range_shown: str) -> Kind:
     def read(value: Any) -> float:
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        if not isinstance(seconds, (int, float)) or not _is_number(seconds, low, high):
+        if type(seconds) is bool or not low <= seconds <= high:  # which also refuses NaN
             raise ValueError
         return float(seconds)
 
-    return Kind(read, f"seconds (int, float) or a timedelta, from {range_shown}")
-
-
-_OTHER_HEADERS = NEVER_STORED | POINTERS | {
-    "accept", "authorization", "cache-control", "content-encoding", "content-type", "cookie", "etag",
-    "expect", "host", "origin", "retry-after", "vary", "www-authenticate",
-}  # fmt: skip
-"""Headers, in lower case, that HTTP or the extension uses for something else: as the key they would be
-a credential, or the same in every request."""
-
-
-def _header_name(value: Any) -> Any:
-    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):  # RFC 9110 section 5.6.2
-        raise ValueError
-    if value.lower() in _OTHER_HEADERS:
-        raise ConfigurationError("HTTP uses this header for something else; choose another name")
-    return value
+    return Kind(f"seconds (int, float) or a timedelta, from {range_shown}", read)
 
 
 def _list(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):  # a set has another order in each process
-        raise ValueError
+        raise TypeError
     return tuple(value)
 
 
-def _taking_one(value: Any) -> Any:
-    """A callable of one argument; where its signature cannot be had, any."""
-    if not callable(value):
-        raise TypeError
-    with suppress(ValueError):
-        inspect.signature(value).bind(None)
-    return value
-
-
 def _methods(value: Any) -> frozenset[str]:
-    if isinstance(value, (str, bytes)):
-        raise ValueError
-    methods = frozenset(str(name).upper() for name in value)
+    methods = frozenset(name.upper() for name in value)
     if not methods or methods - {"DELETE", "PATCH", "POST", "PUT"}:
         raise ValueError
     return methods
@@ -220,10 +185,9 @@ def _fingerprint(value: Any) -> Any:
     return tuple(map(parse_pointer, _list(value)))
 
 
-def _policy(value: Any) -> Any:
-    if inspect.iscoroutinefunction(value):  # nobody would await it
-        raise TypeError
-    return value if value in ("hold", "retry") else _taking_one(value)
+def _is_policy(value: Any) -> bool:
+    is_async = inspect.iscoroutinefunction(value)  # nobody would await it
+    return value in ("hold", "retry") or (callable(value) and not is_async)
 
 
 NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
@@ -234,19 +198,17 @@ def is_name(value: object) -> bool:
     return isinstance(value, str) and bool(re.fullmatch("[^\0\ud800-\udfff]{1,255}", value))
 
 
-_YEAR = 366 * 24 * 3600
-_BOOLEAN = _that(lambda value: isinstance(value, bool), "True or False")
-_AGE = _that(lambda value: isinstance(value, bool) or value == REQUIRED, "True, False or 'require'")
+_BOOLEAN = _one_of(True, False)
+_AGE = _one_of(True, False, REQUIRED)
 _BYTES = _integer(0, 1024**3, "an integer from 0 to 1 GiB")
-_TTL = _seconds(1, 10 * _YEAR, "1 second to 10 years")
+_TTL = _seconds(1, 10 * 366 * 86400, "1 second to 10 years")
 _LEASE = _seconds(1, 86400, "1 second to 1 day")
 _WAIT = _seconds(0, 300, "0 to 300 seconds")
 _NAMESPACE = _matching(r"[\x21-\x7e]{0,64}", "up to 64 visible ASCII characters")
-_SQL_NAME = "an SQL name of up to 50 ASCII letters, digits and underscores"
-_STORES = ("hybrid", "postgres", "redis", "sql")
 
 
 def _row(default: Any, kind: Kind) -> Any:
+    """A setting or an option. Where None is the default, it may be given, too."""
     return field(default=default, metadata={"kind": kind})
 
 
@@ -254,15 +216,14 @@ def _row(default: Any, kind: Kind) -> Any:
 class Settings:
     """The settings of one application."""
 
-    store: str = _row(
-        None, _that(_STORES.__contains__, "'hybrid', 'postgres', 'redis' or 'sql'").or_none()
-    )
-    redis_url: str | None = _row(None, _matching(r"(?s).*", "a URL; None or empty for none").or_none())
+    store: str = _row(None, _one_of("hybrid", "postgres", "redis", "sql"))
+    redis_url: str | None = _row(None, _matching(r"(?s).*", "a URL; None or empty for none"))
     redis_prefix: str | None = _row(
-        None, _matching(r"[\x21-\x7e]{1,100}", "1 to 100 visible ASCII characters").or_none()
+        None, _matching(r"[\x21-\x7e]{1,100}", "1 to 100 visible ASCII characters")
     )
     header: str = _row(
-        "Idempotency-Key", Kind(_header_name, "a header name that HTTP does not use for something else")
+        "Idempotency-Key",  # RFC 9110 section 5.6.2
+        _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "a header name"),
     )
     required: bool = _row(True, _BOOLEAN)
     ttl: float = _row(86400.0, _TTL)
@@ -271,16 +232,22 @@ class Settings:
     wait: float = _row(0.0, _WAIT)
     max_request_bytes: int = _row(16 * 1024 * 1024, _BYTES)
     max_response_bytes: int = _row(8 * 1024 * 1024, _BYTES)
-    table: str = _row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}", _SQL_NAME))
-    bind_key: str | None = _row(None, _matching(r"(?s).+", "a bind key, or None").or_none())
+    table: str = _row(
+        "idempotency_record",
+        _matching(
+            r"[A-Za-z_][A-Za-z0-9_]{0,49}",
+            "an SQL name of up to 50 ASCII letters, digits and underscores",
+        ),
+    )
+    bind_key: str | None = _row(None, _matching(r"(?s).+", "a bind key, or None"))
     namespace: str = _row("", _NAMESPACE)
     problem_base: str = _row(
         "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*", "a URI prefix")
     )
     purge: bool = _row(True, _BOOLEAN)
-    encryption_keys: tuple[bytes | str, ...] = _row((), Kind(_list, "a list of keys, newest first"))
+    encryption_keys: tuple[bytes | str, ...] = _row((), Kind("a list of keys, newest first", _list))
     accept_unsealed: bool = _row(False, _BOOLEAN)
-    on_store_error: str = _row("reject", _that(("reject", "allow").__contains__, "'reject' or 'allow'"))
+    on_store_error: str = _row("reject", _one_of("reject", "allow"))
     enforce: bool = _row(True, _BOOLEAN)
     enabled: bool = _row(True, _BOOLEAN)
 
@@ -292,7 +259,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Route:
-    """The checked options of one route; what is ``NOT_GIVEN`` is the application's to say."""
+    """The checked options of one route; what is ``NOT_GIVEN`` is the application's to say.
+
+    ``given`` are the options themselves, of a route that is :meth:`resolved`. Only ``protect`` gives
+    ``methods``.
+    """
 
     required: bool = _row(NOT_GIVEN, _BOOLEAN)
     ttl: float = _row(NOT_GIVEN, _TTL)
@@ -301,44 +272,42 @@ class Route:
         None, _that(callable, "a callable that gives the key")
     )
     scope: ScopeCallable | None = _row(
-        NOT_GIVEN, _that(callable, "a callable, or None for an API with one tenant").or_none()
+        NOT_GIVEN,
+        _that(
+            lambda value: value is None or callable(value),
+            "a callable, or None for an API with one tenant",
+        ),
     )
     fingerprint: str | tuple[str, ...] | Callable[[], bytes] = _row(
         "request",
-        Kind(_fingerprint, "'request', 'json', a list of JSON pointers, or a callable giving bytes"),
+        Kind("'request', 'json', a list of JSON pointers, or a callable giving bytes", _fingerprint),
     )
-    max_request_bytes: int | None = _row(
-        None, _integer(0, 1024**3, "an integer from 0 to 1 GiB, or None").or_none()
-    )
+    max_request_bytes: int | None = _row(None, _BYTES)
     store: Callable[[Response], bool] | None = _row(
-        None, Kind(_taking_one, "a callable that takes the response and gives True or False")
+        None, _that(callable, "a callable that takes the response and gives True or False")
     )
     namespace: str = _row(NOT_GIVEN, _NAMESPACE)
     authorize_replay: Callable[[Operation], bool] | None = _row(
-        None, Kind(_taking_one, "a callable that takes the operation and gives True or False")
+        None, _that(callable, "a callable that takes the operation and gives True or False")
     )
     name: str = _row(NOT_GIVEN, _that(is_name, NAMES))
-    other_binds: tuple[str | None, ...] = _row((), Kind(_list, "a list of bind keys"))
+    other_binds: tuple[str | None, ...] = _row((), Kind("a list of bind keys", _list))
     enforce: bool = _row(NOT_GIVEN, _BOOLEAN)
     atomic: bool = _row(True, _BOOLEAN)
-    max_attempts: int | None = _row(
-        None, _integer(1, 10_000, "an integer from 1 to 10000, or None").or_none()
-    )
+    max_attempts: int | None = _row(None, _integer(1, 10_000, "an integer from 1 to 10000, or None"))
     refuse_old_keys: bool | str = _row(NOT_GIVEN, _AGE)
     lease: float = _row(NOT_GIVEN, _LEASE)
     on_interrupted: str | Callable[[Operation], Any] = _row(
-        "hold", Kind(_policy, "'hold', 'retry', or a callable, not async, that takes the operation")
+        "hold", _that(_is_policy, "'hold', 'retry', or a callable, not async, that takes the operation")
     )
-    methods: frozenset[str] | None = _row(
-        None, Kind(_methods, "one or more of DELETE, PATCH, POST, PUT, in a list")
+    methods: frozenset[str] = _row(
+        frozenset(), Kind("one or more of DELETE, PATCH, POST, PUT, in a list", _methods)
     )
-    skip: Skip | None = _row(
-        None, _that(callable, "a callable that takes the request, or None").or_none()
-    )
+    skip: Skip | None = _row(None, _that(callable, "a callable that takes the request, or None"))
     given: Route | None = field(default=None, repr=False, compare=False)
 
     def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
-        """The same for one endpoint, with nothing left open; ``given`` is the route itself."""
+        """The same for one endpoint, with nothing left open."""
         defaults = {**vars(settings), "scope": scope, "name": endpoint}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
@@ -351,20 +320,33 @@ class Route:
 
     def applies_to(self, method: str) -> bool:
         """Return True if a request with this HTTP method is protected."""
-        return method not in SAFE_METHODS if self.methods is None else method in self.methods
+        return method in self.methods if self.methods else method not in SAFE_METHODS
 
 
-def _kinds(table: Any) -> dict[str, Kind]:
-    return {each.name: each.metadata["kind"] for each in fields(table) if each.metadata}
+SETTINGS = {PREFIX + each.name.upper(): each for each in fields(Settings)}
+"""Each setting."""
+
+OPTIONS = {each.name: each for each in fields(Route) if each.name in RouteOptions.__annotations__}
+"""Each option of ``@idempotent``, in order."""
+
+PROTECT_OPTIONS = (*OPTIONS, "methods", "skip")
+"""The options of ``protect``."""
 
 
-SETTINGS = {PREFIX + name.upper(): kind for name, kind in _kinds(Settings).items()}
-"""What each setting may be."""
+def checked(name: str, value: Any, row: Any) -> Any:
+    """``value`` as it is used; raises ``ConfigurationError`` with name, value and what is allowed.
 
-_CHECKS = _kinds(Route)
-
-OPTIONS = {name: _CHECKS[name] for name in _CHECKS if name in RouteOptions.__annotations__}
-"""What each option of ``@idempotent`` may be, in order."""
+    ``row`` is of ``SETTINGS`` or ``OPTIONS``.
+    """
+    if value is None and row.default is None:
+        return None
+    kind, what = row.metadata["kind"], "(not shown)" if name in SECRET else shown(value)
+    try:
+        return kind.read(value)
+    except ConfigurationError as error:  # says what is wrong inside the value
+        raise ConfigurationError(f"{name} is {what}: {error}") from None
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigurationError(f"{name} is {what}; allowed: {kind.allowed}") from None
 
 
 def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
@@ -373,18 +355,14 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
     ``redis_given`` says that ``init_app`` got a client. Raises ``ConfigurationError`` for a wrong value
     and for an unknown name.
     """
-    for name in config:
-        if isinstance(name, str) and name.startswith(PREFIX) and name not in SETTINGS:
+    given = [name for name in config if isinstance(name, str) and name.startswith(PREFIX)]
+    for name in given:
+        if name not in SETTINGS:
             close = difflib.get_close_matches(name, SETTINGS, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigurationError(f"{name} is not a setting of Flask-Idempotency{hint}")
-    settings = Settings(
-        **{
-            name.removeprefix(PREFIX).lower(): _checked(name, config[name], kind)
-            for name, kind in SETTINGS.items()
-            if name in config
-        }
-    )
+    rows = {name: SETTINGS[name] for name in given}
+    settings = Settings(**{row.name: checked(name, config[name], row) for name, row in rows.items()})
     redis_given = redis_given or bool(settings.redis_url)
     store = settings.store or ("hybrid" if redis_given else "postgres")
     if store in ("hybrid", "redis") and not redis_given:
@@ -401,44 +379,21 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
     return replace(settings, store=store)
 
 
-def _checked(name: str, value: Any, kind: Kind) -> Any:
-    """``value`` as it is used; raises ``ConfigurationError`` with name, value and what is allowed."""
-    what = "(not shown)" if name in SECRET else shown(value)
-    try:
-        return kind.read(value)
-    except ConfigurationError as error:  # says what is wrong inside the value
-        raise ConfigurationError(f"{name} is {what}: {error}") from None
-    except (ValueError, TypeError):
-        raise ConfigurationError(f"{name} is {what}; allowed: {kind.allowed}") from None
+def read_options(options: Mapping[str, Any], known: Collection[str] = OPTIONS) -> Route:
+    """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one.
 
-
-def read_protection(methods: Collection[str], skip: Skip | None, options: RouteOptions) -> Route:
-    """Check what ``protect`` was given. Raises ``ConfigurationError`` naming the first wrong one."""
-    return replace(read_options(options), **_read({"methods": methods, "skip": skip}))
-
-
-def read_options(options: RouteOptions) -> Route:
-    """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
-    if unknown := options.keys() - OPTIONS.keys():
-        raise ConfigurationError(
-            f"{min(unknown)} is not an option of an idempotent route; there are: {', '.join(OPTIONS)}"
-        )
+    ``known`` are those that there are.
+    """
+    if unknown := options.keys() - set(known):
+        raise ConfigurationError(f"{min(unknown)} is not an option; there are: {', '.join(known)}")
     for name in ("lease", "on_interrupted"):
         if name in options and options.get("atomic", True):
             raise ConfigurationError(
                 f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"
                 " dies, the database rolls it back at once"
             )
-    return Route(**_read(options))
-
-
-def read_lease(seconds: Any) -> float:
-    """The seconds of a lease. Raises ``ConfigurationError`` as the option ``lease`` does."""
-    return cast("float", _read({"lease": seconds})["lease"])
-
-
-def _read(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _checked(name, value, _CHECKS[name]) for name, value in values.items()}
+    rows = {each.name: each for each in fields(Route)}
+    return Route(**{name: checked(name, value, rows[name]) for name, value in options.items()})
 
 
 # The database that the settings choose.
@@ -458,37 +413,25 @@ def bind_of(sessions: Sessions, settings: Settings) -> str | None:
     return key
 
 
-def check_database(engine: Engine, store: str, options: Mapping[str, Any]) -> None:
+def check_database(engine: Engine, store: str) -> None:
     """Raise ``ConfigurationError``, with the fix, for a database that the store does not support.
 
-    ``options`` are what the application's configuration says of the engine. An engine does not tell all
-    of its own; what stays unknown here is refused in the first request.
+    What cannot be known here, such as autocommit, is refused in the first request.
     """
-    url, kind, where = engine.url, engine.dialect.name, "the URL of the records' database"
+    where = "the URL of the records' database"
     if store == "redis":
         return
-    if store == "sql" and kind == "sqlite":
-        in_memory = url.database in (None, "", ":memory:") or "mode" in url.query
-        if in_memory or isinstance(engine.pool, StaticPool):
+    if store == "sql" and engine.dialect.name == "sqlite":
+        if isinstance(engine.pool, (SingletonThreadPool, StaticPool)):
             raise ConfigurationError(
-                f"{where} is for a SQLite database to which all requests share one connection: use a"
-                " file, not one in memory, with SQLAlchemy's usual pool"
+                f"{where} is for a SQLite database in memory, which requests cannot share: use a file"
             )
-        return
-    if kind != "postgresql":
+    elif engine.dialect.name != "postgresql" or engine.dialect.is_async:
         raise ConfigurationError(
-            f"{where} is for {kind}; the store {store!r} needs PostgreSQL:"
-            " postgresql+psycopg2://user:password@host/database. For development,"
-            " IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
+            f"{where} begins with {engine.url.drivername}://; the store {store!r} needs PostgreSQL, and"
+            " a driver that is not for asyncio: postgresql+psycopg2://user:password@host/database. For"
+            " development, IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
         )
-    if engine.dialect.is_async:
-        raise ConfigurationError(
-            f"{where} begins with {url.drivername}://, which is a driver for asyncio; allowed:"
-            " postgresql+psycopg2://, postgresql+psycopg://, or another one that is not"
-        )
-    level = {**options, **engine.get_execution_options()}.get("isolation_level")
-    if str(level).upper() == "AUTOCOMMIT":
-        raise ConfigurationError(AUTOCOMMIT)
 
 
 def redis_prefix(settings: Settings, engine: Engine) -> str:

@@ -34,7 +34,7 @@ from flask_idempotency.session.leftovers import holds_changes, refuse_changes, u
 from flask_idempotency.session.operation import OpenTransaction, Operation
 
 from .routes import AppState
-from .settings import NAMES, is_name, read_lease
+from .settings import NAMES, OPTIONS, checked, is_name
 
 _PASSING = (
     "53",  # disk full, out of memory, too many connections
@@ -186,14 +186,13 @@ class Steps:
 
     def extend(self, seconds: float | timedelta) -> None:
         """See :meth:`Operation.extend`."""
-        seconds = read_lease(seconds)
         if (present := self._present()) is not None and present.atomic:
             raise StepError(
                 f"extend() was called inside step {present.name!r}, which is atomic: its transaction"
                 " holds the record. Call it before; the end of the step renews the lease"
             )
         self._refuse_open_writes("extend()")
-        self._lease.extend(seconds)
+        self._lease.extend(checked("lease", seconds, OPTIONS["lease"]))
 
     def _refuse_open_writes(self, what: str) -> None:
         """Raise ``StepError`` if the record could not be written, because the session has written.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import flask
 from flask import Flask, Response, views
 
-from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Interrupted, Settled
+from flask_idempotency.core.engine import DecisionEngine, Execution, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
     ConfigurationError,
     NotAtomic,
@@ -81,7 +81,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     """
     if view is not None and not callable(view):
         raise ConfigurationError("@idempotent takes a view, or options by name")
-    route = read_options(cast("RouteOptions", options)) if options else BARE
+    route = read_options(options) if options else BARE
     if view is not None:
         return _decorated(view, route)
     decorator = partial(_decorated, route=route)
@@ -220,7 +220,7 @@ def _unseen(route: Route, request: flask.Request, state: AppState) -> Route | No
         return None
     route = route.resolved(state.settings, state.scope, request.endpoint or "")
     if route.enforce:
-        refuse_unsupported(state, route, route.name)
+        refuse_unsupported(state, route)
     return route
 
 
@@ -241,9 +241,9 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
         tell_failure(state.app, current, error)
         conclude(state.app, operation_unprotected, current, logging.ERROR, problem=error.type)
         return None
-    if isinstance(decision, Claimed):
+    if isinstance(decision, Execution):
         kind = Attempt if route.atomic else LeasedAttempt
-        return kind(current, operation, decision.execution).open()
+        return kind(current, operation, decision).open()
     return _answer(current, operation, claim, decision)
 
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import click
 
 from flask_idempotency.cli import cli
-from flask_idempotency.web.settings import OPTIONS, PREFIX, SETTINGS, Route, RouteOptions, Settings
+from flask_idempotency.web.settings import OPTIONS, PREFIX, SETTINGS, RouteOptions
 from tests.docs.pages import ROOT
 
 _DEFAULTS = {
@@ -35,9 +35,8 @@ _DEFAULTS = {
 
 def settings() -> Iterator[str]:
     """The row of every setting, in the order of the code, as :func:`without_prose` leaves it."""
-    for name, kind in SETTINGS.items():
-        default = getattr(Settings, name.removeprefix(PREFIX).lower())
-        yield _row(name, _shown(default), "…", kind.allowed)
+    for name, row in SETTINGS.items():
+        yield _row(name, _shown(row.default), "…", _allowed(row))
 
 
 def without_prose(row: str) -> str:
@@ -56,9 +55,13 @@ def options() -> Iterator[str]:
         elif f"{PREFIX}{name.upper()}" in SETTINGS:
             default = f"`{PREFIX}{name.upper()}`"
         else:
-            default = f"`{getattr(Route, name)!r}`"
+            default = f"`{OPTIONS[name].default!r}`"
         text = " ".join(meaning.split())
-        yield _row(name, default, text[0].upper() + text[1:], OPTIONS[name].allowed)
+        yield _row(name, default, text[0].upper() + text[1:], _allowed(OPTIONS[name]))
+
+
+def _allowed(row: Any) -> str:
+    return str(row.metadata["kind"].allowed)
 
 
 def _row(name: str, default: str, meaning: str, allowed: str) -> str:

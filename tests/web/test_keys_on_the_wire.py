@@ -5,18 +5,16 @@ from uuid import UUID
 import pytest
 from flask import request
 
-from flask_idempotency import ConfigurationError
-
 MALFORMED = {
     "": "is empty",
-    '"canary': "no closing double quote",
+    '"canary': "a double quote without its pair",
     "canary,b": "sent twice",
-    "canary\xff\xfe": "outside ASCII",
+    "canary\xff\xfe": "not allowed",
     "canary" * 1350: "longer than 255",
 }
 """All of them: ``tests/unit/test_keys.py``."""
 
-RAW = {"canary\x00": "a control character", "canary\r\nX-Other: 1": "a control character"}
+RAW = {"canary\x00": "not allowed", "canary\r\nX-Other: 1": "not allowed"}
 """What Werkzeug's client refuses to send, and careless servers let through."""
 
 
@@ -99,19 +97,11 @@ def test_a_callable_may_give_the_key(world, add_view, assert_problem, assert_rep
 
 @pytest.mark.parametrize("key", [7, UUID(int=7)])
 def test_a_callable_may_give_a_number(world, add_view, assert_problem, assert_replayed, key):
-    answers = [key, key, 7.5, True, ["canary"]]
+    answers = [key, key, 7.5, True, ["canary"], b"canary", object()]
     add_view(world, key=lambda: answers.pop(0))
     assert_replayed(world.post(), world.post())
     while answers:
         assert_problem(world.post(), 400, "key-malformed")
-
-
-@pytest.mark.parametrize("key", [b"canary", object()])
-def test_a_callable_that_gives_no_key_is_the_applications_mistake(app, world, add_view, key):
-    add_view(world, key=lambda: key)
-    app.testing = True
-    with pytest.raises(ConfigurationError, match="The callable of the option key must return"):
-        world.post()
 
 
 def test_a_member_of_a_json_body_may_be_the_key(world, add_view, assert_problem, assert_replayed):

@@ -156,18 +156,6 @@ def test_a_view_that_is_protected_in_another_application_may_be_plain_here(shop)
     assert other.is_protected()
 
 
-def test_a_view_that_was_protected_in_an_earlier_application_may_be_plain_here(shop):
-    """As in the tests of an application that is made anew for each."""
-    other = Shop()
-    other.app.add_url_rule("/payments", "pay", idempotent(shop.pay), methods=["POST"])
-    assert other.is_protected()
-    other = weakref.ref(other.app)
-    gc.collect()
-    assert other() is None
-    shop.app.add_url_rule("/payments", "pay", shop.pay, methods=["POST"])
-    assert not shop.is_protected()
-
-
 def test_in_the_wrong_order_it_is_refused_in_every_application():
     blueprint = Blueprint("bills", __name__)
     shops = Shop(), Shop()

@@ -218,31 +218,6 @@ def test_a_prefix_that_is_a_url_is_not_shown():
     assert "canary" not in str(caught.value)
 
 
-HEADER_NAMES = [
-    "Content-Type",
-    "content-length",
-    "Connection",
-    "Set-Cookie",
-    "Location",
-    "Cache-Control",
-]
-HEADER_NAMES += [
-    "Host",
-    "Authorization",
-    "Cookie",
-    "Transfer-Encoding",
-    "Retry-After",
-    "Date",
-    "Idempotent-Replayed",
-]
-
-
-@pytest.mark.parametrize("name", HEADER_NAMES)
-def test_a_header_that_means_something_else_is_refused(name):
-    with pytest.raises(ConfigurationError, match=f"_HEADER is '{name}': .*something else"):
-        set_up(IDEMPOTENCY_HEADER=name)
-
-
 @pytest.mark.parametrize("kind", [set, frozenset, iter, dict.fromkeys])
 def test_keys_in_no_order_or_that_are_read_once_are_refused(kind):
     keys = kind([secrets.token_urlsafe(32), secrets.token_urlsafe(32)])
@@ -311,11 +286,11 @@ def test_a_missing_scope_explains_the_danger():
 @pytest.mark.parametrize(
     ("uri", "named"),
     [
-        ("sqlite://", "is for sqlite"),
-        ("sqlite:///shop.db", "is for sqlite"),
-        ("mysql+pymysql://shop:canary@nowhere.invalid/shop", "is for mysql"),
-        ("postgresql+psycopg_async://shop:canary@nowhere.invalid/shop", "for asyncio;"),
-        ("postgresql+asyncpg://shop:canary@nowhere.invalid/shop", "for asyncio;"),
+        ("sqlite://", "begins with sqlite"),
+        ("sqlite:///shop.db", "begins with sqlite"),
+        ("mysql+pymysql://shop:canary@nowhere.invalid/shop", "begins with mysql"),
+        ("postgresql+psycopg_async://shop:canary@nowhere.invalid/shop", "not for asyncio"),
+        ("postgresql+asyncpg://shop:canary@nowhere.invalid/shop", "not for asyncio"),
     ],
 )
 def test_another_database_or_driver_is_refused_by_name(uri, named):

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from flask_idempotency.core.engine import Claimed, DecisionEngine, InProgress, Mismatch, Replay
+from flask_idempotency.core.engine import DecisionEngine, Execution, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Lock, Sealer
@@ -112,7 +112,7 @@ class World:
                 case Replay(answer):
                     body = (answer.body or b"").decode()
                     return ("replayed" if answer == _answer(body) else "another answer"), body
-                case Claimed(execution):
+                case Execution() as execution:
                     self._claims.append((name, execution.hold.attempt, plan.other))
                     try:
                         return self._view(name, plan, execution)

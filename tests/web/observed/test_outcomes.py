@@ -313,7 +313,7 @@ def test_an_option_that_the_store_does_not_support_is_no_matter_while_observed(
 
     world.app.add_url_rule("/orders", "order", order, methods=["POST"])
     assert world.post().status_code == world.post("/orders").status_code == 201
-    assert "pay is not observed: pay is atomic, which the store 'redis' cannot be" in caplog.text
+    assert "operation pay: pay is atomic, which the store 'redis' cannot be" in caplog.text
 
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -348,7 +348,7 @@ def test_a_mistake_in_the_set_up_is_logged_and_not_raised(world, heard, caplog):
     protected = idempotent(world.app.view_functions["pay"])
     assert protected
     assert world.post().status_code == 201
-    assert "pay is not observed" in caplog.text
+    assert "is not protected by its @idempotent" in caplog.text
 
 
 @BOTH
