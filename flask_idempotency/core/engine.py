@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+from . import process
 from .errors import RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
 from .machine import Next, Situation, decide, runs_again, situation
 from .ports import Glance, Hold, Lease, Lock, Records, Sealer
-from .process import this_process
 from .records import Claim, Record, State, StoredResponse
 
 ROUNDS = 3
@@ -115,7 +115,7 @@ class Execution:
 
         Not ``at_once``: the lease runs out by itself.
         """
-        if self.pid != this_process():
+        if self.pid != process.number:
             return
         try:
             if at_once:
@@ -221,7 +221,7 @@ class DecisionEngine:
             return decision
         finally:
             patience.end()
-            if mine and not isinstance(decision, Execution) and claim.pid == this_process():
+            if mine and not isinstance(decision, Execution) and claim.pid == process.number:
                 if isinstance(decision, Replay) or decision == Mismatch(finished=True):
                     self._lock.finish(claim)()
                 else:

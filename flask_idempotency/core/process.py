@@ -15,5 +15,13 @@ INHERITED = (
     " (with app.app_context():)"
 )
 
-this_process = os.getpid
-"""The number of the present process. What was begun under another number is its parent's."""
+number = os.getpid()
+"""That of the present process. What was begun under another number is its parent's."""
+
+
+def _number_child() -> None:
+    global number  # noqa: PLW0603 -- asked so often that a call would be felt
+    number = os.getpid()
+
+
+os.register_at_fork(after_in_child=_number_child)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from . import process
 from .errors import LeaseLost
 from .fingerprint import Fingerprint
-from .process import FORKED, this_process
 
 SEALED = b"\x01"
 """The first byte of everything stored encrypted: its format. No text begins with it."""
@@ -76,13 +76,13 @@ class Claim:
     lease_seconds: float | None = None
     max_attempts: int | None = None
     retried_seconds: float = math.inf
-    pid: int = field(default_factory=this_process, repr=False, compare=False)
+    pid: int = field(default_factory=lambda: process.number, repr=False, compare=False)
     connection: Any = field(default=None, repr=False, compare=False)
 
     def refuse_in_child(self) -> None:
         """Raise ``LeaseLost`` in a process that was forked since the claim was made."""
-        if self.pid != this_process():
-            raise LeaseLost(FORKED)
+        if self.pid != process.number:
+            raise LeaseLost(process.FORKED)
 
 
 @dataclass(frozen=True, slots=True)

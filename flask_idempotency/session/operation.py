@@ -13,9 +13,9 @@ from weakref import ref
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
+from flask_idempotency.core import process
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
-from flask_idempotency.core.process import INHERITED, this_process
 from flask_idempotency.flask_context import present_context, present_request
 
 from .databases import Databases
@@ -140,18 +140,17 @@ class Running:
     is_open = False  # before its beginning, and after its end
 
     def __init__(self, operation: Operation) -> None:
-        self.operation, self.is_open, self._pid = operation, True, this_process()
+        self.operation, self.is_open, self.pid = operation, True, process.number
         self._request, self._context = present_request(), present_context()
         self.outer = innermost.get()
         innermost.set(self)
 
-    def is_parents(self) -> bool:
-        """Return True in a forked child: nothing there is part of it."""
-        return self._pid != this_process()
-
     def is_here(self) -> bool:
-        """Return True if it is the present request's, not that of a view that has sent this request."""
-        return self._request is present_request() and not self.is_parents()
+        """Return True if it is the present request's, not that of a view that has sent this request.
+
+        In a forked child nothing is.
+        """
+        return self._request is present_request() and self.pid == process.number
 
     def has_joined(self, session: Any) -> bool:  # noqa: ARG002
         """Return True if a session's work is to be part of it: the view has its own."""
@@ -216,8 +215,8 @@ class OpenTransaction(Running):
         """
         if session not in self._modes and not (self.is_here() or self._is_in_context()):
             return False
-        if self.is_parents():
-            raise NotAtomic(INHERITED)
+        if self.pid != process.number:
+            raise NotAtomic(process.INHERITED)
         if not self.is_open:
             self.refuse_late()
         return True
@@ -391,5 +390,5 @@ def running_operation() -> Running | None:
 def outer_transaction() -> OpenTransaction | None:
     """That of the operation whose view makes the present request to its own application, or None."""
     running = innermost.get()
-    is_open = isinstance(running, OpenTransaction) and running.is_open and not running.is_parents()
+    is_open = isinstance(running, OpenTransaction) and running.is_open and running.pid == process.number
     return running if is_open else None

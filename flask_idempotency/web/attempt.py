@@ -21,6 +21,7 @@ from typing import Any, cast
 from blinker import NamedSignal
 from flask import Response
 
+from flask_idempotency.core import process
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import (
     IdempotencyError,
@@ -31,7 +32,6 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
-from flask_idempotency.core.process import this_process
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.session.after_commit import call_all
@@ -252,7 +252,7 @@ class Attempt:
         self._go(Phase.OVER)
         self._waiting = None
         # A problem is told with its response, and the parent of this process goes on with the attempt.
-        if not isinstance(self._error, Problem) and self._execution.pid == this_process():
+        if not isinstance(self._error, Problem) and self._execution.pid == process.number:
             self._tell_end()
         self._error = None
 

@@ -9,7 +9,7 @@ from typing import IO, Any, TypeAlias, cast
 
 from flask import Request
 from werkzeug.exceptions import ClientDisconnected, LengthRequired, RequestEntityTooLarge
-from werkzeug.wsgi import LimitedStream
+from werkzeug.wsgi import LimitedStream, get_content_length
 
 from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
@@ -44,8 +44,8 @@ def is_used_up(request: Request) -> bool:
 
     A ``request.stream`` that nobody has read from counts as well: nothing tells it from another.
     """
-    known = request.__dict__.keys()
-    return "_cached_data" not in known and not known.isdisjoint({"stream", "form"})
+    known = request.__dict__
+    return "_cached_data" not in known and ("stream" in known or "form" in known)
 
 
 class _Counted(LimitedStream):
@@ -88,10 +88,13 @@ class Body:
     _is_read = False
     _is_plain = True  # the stream is Werkzeug's, not one of the application's own
 
-    def __init__(self, request: Request, *, refuses: bool) -> None:
-        environ, length = request.environ, request.content_length
-        self._is_late, self._length = is_used_up(request), length or 0
-        if refuses and not self._is_late:  # who reads what is only observed learns nothing of ours
+    def __init__(self, request: Request, media_type: str, *, refuses: bool) -> None:
+        environ = request.environ
+        length = get_content_length(environ)
+        self.media_type, self._has_length, self._length = media_type, length is not None, length or 0
+        self._is_late = is_used_up(request)
+        self._counts = refuses and not self._is_late
+        if self._counts:  # who reads what is only observed learns nothing of ours
             limit = sys.maxsize if length is None else length
             environ["wsgi.input"] = _Counted(environ["wsgi.input"], limit)
         self._input: IO[bytes] = environ["wsgi.input"]
@@ -102,29 +105,53 @@ class Body:
         Raises ``BodyIncomplete``, Werkzeug's 411 and 413, and ``ConfigurationError`` if it is gone.
         """
         if not self._is_read:
-            limit, parsed_limit = _limits(request, route, settings)
             try:
-                self.data = self._bytes(request, limit)
+                if self._is_untouched(request, route.max_request_bytes or settings.max_request_bytes):
+                    self.data = request.get_data()
+                else:
+                    self._read(request, *self._limits(request, route, settings))
             except (ClientDisconnected, OSError, EOFError) as error:
                 raise BodyIncomplete from error
             self.unread(request)
-            if request.mimetype in FORM_TYPES:
-                self.form = _parsed(request, parsed_limit)
-                self.unread(request)
             self._is_read = True
         return self
 
+    def _is_untouched(self, request: Request, limit: int) -> bool:
+        """Return True for most bodies: short, and as they came, so that the view may share our copy.
+
+        An application's own limit that is lower is Werkzeug's to keep.
+        """
+        environ, known = request.environ, request.__dict__
+        return (
+            self._has_length
+            and self._length <= min(limit, PARSED_BYTES)
+            and self.media_type not in FORM_TYPES
+            and "HTTP_CONTENT_ENCODING" not in environ  # the view may decode it
+            and not ("stream" in known or "_cached_data" in known)
+            and self._counts
+            and environ["wsgi.input"] is self._input
+            and self._input.tell() == 0
+        )
+
+    def _read(self, request: Request, limit: int, parsed_limit: int) -> None:
+        self.data = self._bytes(request, limit)
+        if self.media_type in FORM_TYPES:
+            self.unread(request)
+            self.form = _parsed(request, parsed_limit)
+
     def unread(self, request: Request) -> None:
         """Let the next reader find it in the stream again, unless the form has been parsed."""
-        if not _has_form(request):
-            request.stream = request.environ["wsgi.input"] = io.BytesIO(self.data)
-            if self._is_plain:  # who replaces the input later expects that it is read
+        if not self._has_form(request):
+            stream = request.environ["wsgi.input"] = io.BytesIO(self.data)
+            if not self._is_plain:
+                request.stream = stream
+            elif "stream" in request.__dict__:  # who replaces the input later expects that it is read
                 del request.stream
 
     def _bytes(self, request: Request, limit: int) -> bytes:
         """Read the bytes; none of a form that the application has parsed."""
         taken, data, cut_at = _taken(self._input), b"", None
-        if request.content_length is None:
+        if not self._has_length:
             cut_at = request.max_content_length
         # Werkzeug cuts a chunked body at the limit, in silence.
         is_cut = cut_at is not None and taken >= cut_at
@@ -137,7 +164,7 @@ class Body:
                 raise RequestEntityTooLarge
             if max(len(data), taken) < self._length and not request.content_encoding:
                 raise BodyIncomplete
-        elif not _has_form(request):
+        elif not self._has_form(request):
             data = self._from_stream(request, taken, limit)
         elif self._is_late:
             raise ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
@@ -148,7 +175,7 @@ class Body:
         if "HTTP_TRANSFER_ENCODING" in environ and not environ.get("wsgi.input_terminated"):
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
         is_gone = self._is_plain and (taken or _taken(stream))
-        most = self._length if self._is_plain and request.content_length is not None else limit + 1
+        most = self._length if self._is_plain and self._has_length else limit + 1
         while kept.tell() < most and (chunk := stream.read(min(CHUNK_BYTES, most - kept.tell()))):
             kept.write(chunk)
         size = kept.tell()
@@ -164,30 +191,28 @@ class Body:
             raise BodyIncomplete
         return kept.getvalue()
 
+    def _has_form(self, request: Request) -> bool:
+        """Return True if the application has parsed the form, which has used up the stream."""
+        return "form" in request.__dict__ and self.media_type in FORM_TYPES
 
-def _has_form(request: Request) -> bool:
-    """Return True if the application has parsed the form, which has used up the stream."""
-    return "form" in request.__dict__ and request.mimetype in FORM_TYPES
+    def _limits(self, request: Request, route: Route, settings: Settings) -> tuple[int, int]:
+        """How long the body may be, and how long what is parsed of it: the application may say so."""
+        of_route, of_app = route.max_request_bytes, request.max_content_length
+        limit = settings.max_request_bytes if of_app is None else of_app
+        parsed_limit = min(limit, PARSED_BYTES)
+        if of_route is not None:
+            limit = parsed_limit = of_route if of_app is None else min(of_route, of_app)
+        is_parsed = self.media_type == URLENCODED or (
+            route.fingerprint != "request"
+            and not callable(route.fingerprint)
+            and fp.is_json_type(self.media_type)
+        )
+        return parsed_limit if is_parsed else limit, parsed_limit
 
 
 def _taken(stream: IO[bytes]) -> int:
     """How many bytes were read of a stream that counts them."""
     return stream.tell() if isinstance(stream, LimitedStream) else 0
-
-
-def _limits(request: Request, route: Route, settings: Settings) -> tuple[int, int]:
-    """How long the body may be, and how long what is parsed of it; the application may change that."""
-    of_route, of_app = route.max_request_bytes, request.max_content_length
-    limit = settings.max_request_bytes if of_app is None else of_app
-    parsed_limit = min(limit, PARSED_BYTES)
-    if of_route is not None:
-        limit = parsed_limit = of_route if of_app is None else min(of_route, of_app)
-    is_parsed = request.mimetype == URLENCODED or (
-        route.fingerprint != "request"
-        and not callable(route.fingerprint)
-        and fp.is_json_type(request.mimetype)
-    )
-    return parsed_limit if is_parsed else limit, parsed_limit
 
 
 def _parsed(request: Request, limit: int) -> Form:
@@ -232,7 +257,7 @@ def fingerprint(request: Request, body: Body, route: Route) -> fp.Fingerprint:
         host=request.host if rule is not None and (rule.host or rule.subdomain) else None,
         path=request.path,
         query=request.query_string,
-        media_type=request.mimetype,
+        media_type=body.media_type,
         body=body.data,
         form=body.form,
     )

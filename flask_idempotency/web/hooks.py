@@ -78,15 +78,19 @@ class Hooks:
     def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store."""
         request: flask.Request = present_request()
-        current = begin_request(request)
-        route = None
-        if endpoint is not None and self._state.settings.enabled:
-            route = self._route(endpoint, request.method)
+        state = self._state
+        current = begin_request(request, state)
+        if endpoint is None or not state.settings.enabled:
+            return
+        place, view = (endpoint, request.method), state.app.view_functions[endpoint]
+        if place not in state.known or state.known[place][0] is not view:
+            state.known[place] = self._find_safely(view, *place)
+        route = state.known[place][1]
         if route is None:
             return
         current.dispatched = route
         try:
-            prepare(request, self._state, route, current)
+            prepare(request, state, route, current)
         except Exception as error:
             if route.enforce:
                 raise
@@ -108,21 +112,17 @@ class Hooks:
             headers.add("Cache-Control", "no-store")
         return response
 
-    def _route(self, endpoint: str, method: str) -> Route | None:
-        """The endpoint's options if it is protected; protects it now if ``protect`` covers it."""
+    def _find_safely(self, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:
+        """Like :meth:`_find`. A mistake is logged; what is only observed runs all the same."""
         state = self._state
-        view = state.app.view_functions[endpoint]
-        if (endpoint, method) not in state.known or state.known[endpoint, method][0] is not view:
-            try:
-                view, route = self._find(view, endpoint, method)
-            except ConfigurationError as error:
-                tell_mistake(state.app, endpoint, error)
-                found = route_of(state, endpoint, method) or Route()
-                if found.resolved(state.settings, state.scope, endpoint).enforce:
-                    raise
-                view, route = state.app.view_functions[endpoint], None  # it runs all the same
-            state.known[endpoint, method] = view, route
-        return state.known[endpoint, method][1]
+        try:
+            return self._find(view, endpoint, method)
+        except ConfigurationError as error:
+            tell_mistake(state.app, endpoint, error)
+            route = route_of(state, endpoint, method) or Route()
+            if route.resolved(state.settings, state.scope, endpoint).enforce:
+                raise
+            return state.app.view_functions[endpoint], None
 
     def _find(self, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that protect this method of it."""

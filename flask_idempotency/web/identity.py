@@ -55,11 +55,13 @@ def prepare(request: flask.Request, state: AppState, route: Route, current: Requ
         current.skipped = True
         return
     try:
-        current.may_be_inside = route.key is not None or request.mimetype in FORM_TYPES
+        media_type = request.mimetype
+        current.may_be_inside = route.key is not None or media_type in FORM_TYPES
         if not current.may_be_inside:
             current.key = _header_key(request, state)
         if current.may_be_inside or current.key is not None:
-            _body(request, route, current)
+            if current.body is None:
+                current.body = Body(request, media_type, refuses=route.enforce)
         elif route.required:
             raise KeyRequired
     except IdempotencyError as refusal:
@@ -119,7 +121,7 @@ def _find_key(request: flask.Request, state: AppState, route: Route, current: Re
     A wrong field is rejected whatever the header says. Some browsers send one of their own, with a new
     key each time they send the same form: it would run each time.
     """
-    body = _body(request, route, current).read(request, route, state.settings)
+    body = current.body.read(request, route, state.settings)
     if route.key is not None:
         with suppress(KeyError):  # a missing member of JSON, or field of a form
             value = route.key()
@@ -135,13 +137,6 @@ def _header_key(request: flask.Request, state: AppState) -> str | None:
     return None if value is None else parse_key(value)
 
 
-def _body(request: flask.Request, route: Route, current: Request) -> Body:
-    """The request's body: from now on, what is read of it is counted."""
-    if current.body is None:
-        current.body = Body(request, refuses=route.enforce)
-    return current.body
-
-
 def request_claim(
     request: flask.Request,
     state: AppState,
@@ -153,7 +148,7 @@ def request_claim(
 
     Raises what :func:`new_claim` and reading the body raise.
     """
-    body = _body(request, route, current).read(request, route, state.settings)
+    body = current.body.read(request, route, state.settings)
     found = fingerprint(request, body, route)
     if route.key is not None or callable(route.fingerprint):
         body.unread(request)  # they may have read it

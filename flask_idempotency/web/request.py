@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from flask import Flask
 from werkzeug.local import LocalProxy
@@ -13,15 +13,12 @@ from werkzeug.local import LocalProxy
 from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.machine import Phase
-from flask_idempotency.flask_context import behind, present_context, present_request
+from flask_idempotency.flask_context import behind, needed_app, present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
-from .routes import AppState, name_of
+from .routes import AppState, app_state, name_of
 from .settings import Route, ScopeCallable
 from .signals import Subject
-
-if TYPE_CHECKING:
-    from .body import Body
 
 
 class Request(Subject):
@@ -41,15 +38,13 @@ class Request(Subject):
     key: str | None = None
     field: str | None = None  # that of a form which has the key
     refusal: Exception | None = None  # what is wrong with the key
-    body: Body | None = None  # from when it is known that it may be needed
+    body: Any = None  # a :class:`~.body.Body`, from when it is known that it may be needed
     open_attempt: Any = None  # until it is over
     observation: Any = None  # until it is told
     is_replay = False  # the response is a stored one
     is_dispatched = False  # Flask calls its view, and the hooks at its end
     home: tuple[int, int] | None = None  # which application context it has, and which thread
-
-    def __init__(self) -> None:
-        self.entered: dict[tuple[str, str], object] = {}  # by name and key, the function
+    entered: dict[tuple[str, str], object] | None = None  # by name and key, the function
 
     def begin(self, route: Route) -> bool:
         """From now on this is about an operation of ``route``; False if that is so already."""
@@ -69,8 +64,8 @@ class Request(Subject):
 
         Raises ``ConfigurationError`` if it is another function's: a name of its own is missing.
         """
-        known = self.entered.setdefault((operation.name, operation.key), function)
-        if known != function:
+        self.entered = self.entered or {}
+        if self.entered.setdefault((operation.name, operation.key), function) != function:
             raise ConfigurationError(
                 f"two idempotent functions of one request are both the operation {operation.name!r}, so"
                 " the second would get the first one's response: give one of them a name of its own,"
@@ -86,15 +81,15 @@ class Request(Subject):
 _OUTERMOST = "_flask_idempotency_request"
 
 
-def begin_request(request: Any) -> Request:
+def begin_request(request: Any, state: AppState) -> Request:
     """The state of a request that begins.
 
     The application context remembers the first: a view's own requests share it.
     """
-    context, thread = present_context(), get_ident()
-    context.setdefault(_OUTERMOST, request)
+    context = present_context()
+    context.__dict__.setdefault(_OUTERMOST, request)
     ours = request._flask_idempotency = Request()  # noqa: SLF001
-    ours.is_dispatched, ours.home = True, (id(context), thread)
+    ours.state, ours.is_dispatched, ours.home = state, True, (id(context), get_ident())
     return ours
 
 
@@ -104,12 +99,18 @@ def is_home(ours: Request) -> bool:
 
 
 def this_request() -> Request:
-    """Ours of the present request, or outside of one, of the present application context."""
+    """Ours of the present request, or outside of one, of the present application context.
+
+    Raises Flask's ``RuntimeError`` outside of that, too, and ``ConfigurationError`` if the application
+    has no :class:`Idempotency`.
+    """
     home = present_request() or present_context()
     try:
         ours: Request = home._flask_idempotency  # noqa: SLF001
     except AttributeError:
+        state = app_state(needed_app())
         ours = home._flask_idempotency = Request()  # noqa: SLF001
+        ours.state = state
     return ours
 
 

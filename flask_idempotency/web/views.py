@@ -29,7 +29,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records, Unlocked
 from flask_idempotency.core.records import Claim
-from flask_idempotency.flask_context import functions_after_request, needed_app, needed_request
+from flask_idempotency.flask_context import functions_after_request, needed_request
 from flask_idempotency.session.joining import connection_of_test, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, in_thread, running_operation
@@ -39,7 +39,7 @@ from .identity import found_for_old, identify, request_claim
 from .observe import Observed, observe
 from .request import Request, abandon_struck, is_outermost_request, this_request
 from .response import handle_problem, replay, replayed
-from .routes import ROUTE, AppState, app_state, note_decorated, refuse_unsupported
+from .routes import ROUTE, AppState, note_decorated, refuse_unsupported
 from .settings import Route, RouteOptions, read_options
 from .signals import (
     conclude,
@@ -153,11 +153,10 @@ def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
 
     ``view`` is the function that ``route`` protects. A problem is a response; raises all other errors.
     """
-    app = needed_app()
-    state: AppState = app.extensions.get("idempotency") or app_state(app)
     current = this_request()
+    state = current.state
     if current.open_attempt is not None:
-        _end_earlier(app, current.name, current.open_attempt)
+        _end_earlier(state.app, current.name, current.open_attempt)
     if running_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
     request = needed_request()
@@ -166,7 +165,7 @@ def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
     found = dispatched if is_view else _unseen(route, request, state)
     if found is None:
         return None
-    current.state, current.route = state, found
+    current.route = found
     if not found.enforce:
         return observe(state, found, current, request)
     try:
@@ -178,7 +177,7 @@ def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
         claim = request_claim(request, state, found, current, operation)
         entered = claim_or_answer(current, operation, claim)
         if entered is None:  # it may call others that are the same operation
-            current.entered.clear()
+            current.entered = None
         elif isinstance(entered, Attempt):
             entered.watch(functions_after_request(), is_view=is_view)
         return entered

@@ -176,7 +176,7 @@ def test_who_finishes_without_the_lock_still_tells_it(world, fingerprint):
     state = world.app.extensions["idempotency"]
     assert state.lock.acquire(FIRST) is Glance.MINE
     overtakes = state.engine.decide(SECOND, wait=1)  # who would wait asks the records, not the lock
-    overtakes.execution.complete(StoredResponse(201, (), b"the answer"))
+    overtakes.complete(StoredResponse(201, (), b"the answer"))
     retry = state.engine.decide(replace(THIRD, fingerprint=fingerprint))
     expected = Replay if fingerprint is SAME else Mismatch
     assert isinstance(retry, expected)
@@ -186,7 +186,7 @@ def test_who_finishes_without_the_lock_still_tells_it(world, fingerprint):
 def test_a_retry_that_finds_the_end_tells_a_lock_that_forgot(world, redis_server):
     """Not only the retry that replays: a refused one has found it as well."""
     state = world.app.extensions["idempotency"]
-    state.engine.decide(FIRST).execution.complete(StoredResponse(201, (), b"the answer"))
+    state.engine.decide(FIRST).complete(StoredResponse(201, (), b"the answer"))
     for decision, fingerprint in ((Mismatch, OTHER), (Replay, SAME)):
         client = Redis.from_url(redis_server.url)
         client.flushall()
