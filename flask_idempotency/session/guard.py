@@ -7,9 +7,8 @@ a function on the server does, no text tells; what the driver's own cursors send
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LONG = 10_000
 """Characters of a text that is not worth remembering: it holds its values, so it comes but once."""
@@ -23,15 +22,7 @@ _NOISE = (
 _NOISES = [_sql(_NOISE.format(rf"\bE{_ESCAPED}|'[^']*(?:'|\Z)")), _sql(_NOISE.format(_ESCAPED))]
 """Comments, literals and quoted names: by default, and where a backslash escapes in each literal."""
 
-_READS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|PRAGMA)\b|\Z")
-_SET = _sql(r"(?:SET|RESET)\b")
-_SET_LOCAL = _sql(r"SET\s+LOCAL\b")
-_SET_CONFIG = _sql(r"\bset_config\s*\(")
-_LASTING = _sql(
-    r"\bset_config\s*\((?:[^()]|%\(\w+\)s)*,\s*(?:false|%\((?P<bound>\w+)\)s(?:::\w+)?)\s*\)"
-)
-"""A call whose last argument is, or may be, false: for the connection."""
-
+_READS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|SHOW|PRAGMA)\b|\Z")
 HARMLESS = (
     "all and any array as avg between by case cast char coalesce count current_setting date distinct"
     " else exists extract filter from greatest group having in interval is join least length like limit"
@@ -61,11 +52,6 @@ NAMED_AS_OURS = (
     "the view sent a savepoint as text, with a name that begins as the operation's or SQLAlchemy's own"
     " do, and a rollback could end the wrong one: choose another, or use db.session.begin_nested()"
 )
-OUTLASTING = (
-    "the view changed a setting for one transaction, by SET LOCAL or set_config(..., true), committed,"
-    " and went on, where it would still be in force: send the same statement first in each transaction"
-    " (SQLAlchemy's event after_begin), or commit last"
-)
 
 
 _REFUSED = {
@@ -82,13 +68,12 @@ _REFUSED = {
 class Traits(NamedTuple):
     """What a text does: ``refused`` is why it may not be sent.
 
-    ``sets`` says that it may change a setting, for the transaction if :func:`is_local`; ``writes`` is
-    False if it is certainly a plain read, and ``unprepares`` says that it forgets prepared statements.
+    ``writes`` is False if it is certainly a plain read: what changes a setting is none, as a rollback
+    undoes it. ``unprepares`` says that it forgets prepared statements.
     """
 
     refused: str | None
     writes: bool
-    sets: bool
     unprepares: bool
 
 
@@ -104,7 +89,6 @@ def _remembered(text: str) -> Traits:
     return Traits(
         next(refused, None),
         not all(_READS.match(each) and not _MAY_WRITE.search(each) for each in statements),
-        any(_SET.match(each) or _SET_CONFIG.search(each) for each in statements),
         any(each[:10].upper() == "DEALLOCATE" for each in statements),
     )
 
@@ -119,14 +103,3 @@ def _statements(text: str, noise: re.Pattern[str]) -> list[str]:
         text,
     )
     return [each.strip() for each in kept.split(";")]
-
-
-def is_local(text: str, values: Any) -> bool:
-    """Return True if what a text that ``sets`` changes ends with a transaction, or nobody can tell."""
-    given = values if isinstance(values, Mapping) else {}
-    for each in _statements(text, _NOISES[0]):
-        calls = [call["bound"] for call in _LASTING.finditer(each)]
-        lasting = [bound for bound in calls if bound is None or given.get(bound) is False]
-        if _SET_LOCAL.match(each) or len(lasting) < len(_SET_CONFIG.findall(each)):
-            return True
-    return False

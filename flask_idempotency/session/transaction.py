@@ -111,7 +111,7 @@ class _Savepoint:
 
     ``sql`` is its name on the server, and ``owner`` the session whose unit it is, if it is one.
     ``did`` says that a statement in it may have done more than read; ``commits`` is how many units were
-    committed before it, and ``sets`` has what was sent in it that changes settings for the transaction.
+    committed before it.
     """
 
     name: str
@@ -119,7 +119,6 @@ class _Savepoint:
     owner: Any
     did: bool
     commits: int
-    sets: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False, repr=False)
@@ -153,7 +152,6 @@ class OperationTransaction:
     error: BaseException | None = field(default=None, init=False)
     _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
     _waiting: list[str] = field(default_factory=list, init=False)
-    _sets: set[str] = field(default_factory=set, init=False)  # by committed units
     _beginner: Any = field(default=None, init=False)  # the session whose unit the next savepoint is
     _last: Callable[[], None] | None = field(default=None, init=False)
 
@@ -221,7 +219,6 @@ class OperationTransaction:
         self._savepoints.pop()
         if self._savepoints:
             self._savepoints[-1].did |= done.did
-            self._savepoints[-1].sets |= done.sets
 
     def _commit(self, unit: _Savepoint) -> None:
         if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
@@ -236,7 +233,6 @@ class OperationTransaction:
                 raise
         outer = self._savepoints
         outer.pop()
-        self._sets |= unit.sets
         self._waiting.append(f"RELEASE {unit.sql}")
         self.commits += 1
         self.wrote = self.wrote or unit.did
@@ -277,7 +273,7 @@ class OperationTransaction:
             if not self.leaving:
                 self.flush()
 
-    def before(self, cursor: Any, text: str, values: Any) -> None:
+    def before(self, cursor: Any, text: str) -> None:
         """A statement is about to be sent: refuse it, or send first what belongs in front of it."""
         self._check()
         traits = guard.traits_of(text)
@@ -286,25 +282,13 @@ class OperationTransaction:
         if self.raw.status() == IDLE:
             self.refuse(NOT_OURS)  # outside a transaction, what comes next would commit by itself
         self.raw.is_unsure |= traits.unprepares
-        if self._sets:
-            self._check_settings(f"{text} {values}")
         if self._savepoints:
             self._savepoints[-1].did |= traits.writes or self.reads_may_write
-            if traits.sets and guard.is_local(text, values):
-                self._savepoints[-1].sets.add(f"{text} {values}")
-            elif traits.sets:  # for the connection: a rollback would undo it
-                self._savepoints[-1].did = True
         else:
             self.wrote |= traits.writes
         self.flush()
         if getattr(cursor, "name", None):  # a cursor on the server
             self.show()
-
-    def _check_settings(self, sent: str = "") -> None:
-        """Refuse to meet a setting of a unit that is committed, unless ``sent`` changes it again."""
-        known = {name for each in self._savepoints for name in each.sets}
-        if self._sets - known and sent not in self._sets:
-            self.refuse(guard.OUTLASTING)
 
     def flush(self, *, may_fail: bool = False) -> None:
         """Send what waits, in a message of its own. ``may_fail``: that breaks nothing."""
@@ -342,7 +326,6 @@ class OperationTransaction:
 
     def show(self) -> None:
         """The driver's connection is about to be used by itself: it sees all, and ends nothing."""
-        self._check_settings()
         self.raw.is_unsure = True
         if self._savepoints:
             self._savepoints[-1].did = True
@@ -374,7 +357,7 @@ class OperationTransaction:
         return self.again is not None or self._is_used()
 
     def _is_used(self) -> bool:
-        if any(each.did or each.sets for each in self._savepoints):
+        if any(each.did for each in self._savepoints):
             return True
         return self.connection.get_execution_options() != self._options or self.is_failed()
 
@@ -514,7 +497,7 @@ def hook(engine: Engine, stray: Stray) -> None:
         found = _open.get(id(root)) if _open else None
         if found is not None and (transaction := found()) is not None:
             text = statement if type(statement) is str else _text(statement, cursor)
-            transaction.before(cursor, text, more[0])
+            transaction.before(cursor, text)
         elif _open and innermost.get() is not None:
             stray(root, _text(statement, cursor))
 

@@ -25,6 +25,7 @@ from tests.differential.twins import (
     Twin,
     make_twin,
     savepoints_unchecked,
+    settings_outlasting,
 )
 from tests.differential.worlds import NOT_KEPT
 
@@ -307,19 +308,28 @@ class Twins:
         run = observed[0].first.run
         assert not run.mistakes, f"{run.seen} in {program}"
         found = differences(program, *observed)
-        if found and not self._is_listed(program, plain, observed[1]):
+        if found and not self._is_listed(program, plain, *observed):
             return Verdict(program, *observed, found)
         return Verdict(program, *observed, [])
 
-    def _is_listed(self, program: Program, plain: Twin, protected: Observed) -> bool:
-        """Whether it differs only by what follows a savepoint's end that failed (``UNRELEASED``).
+    def _is_listed(self, program: Program, plain: Twin, usual: Observed, protected: Observed) -> bool:
+        """Whether it differs only by what settings outlast a commit, or what follows a failed end.
 
-        Then SQLAlchemy refuses to roll back to the one around it, and what is sent next is rolled back
-        by the commit; an operation does roll back. A plain application that does, too, must be equal.
+        The latter (``UNRELEASED``): SQLAlchemy refuses to roll back to the savepoint around one whose
+        RELEASE has failed, and what is sent next is rolled back by the commit; an operation does roll
+        back. A plain application that does the same must be equal; above the view, where the operation
+        may have ended, also the usual one.
         """
-        with savepoints_unchecked(plain) as unchecked:
+        with savepoints_unchecked(plain) as unchecked, settings_outlasting(plain) as kept:
             again = observe(plain, program, "")
-        return bool(unchecked) and not (again.is_broken or differences(program, again, protected))
+        if again.is_broken or not (unchecked or kept):
+            return False
+        if not differences(program, again, protected):
+            return True
+        above = [seen for seen in usual.first.run.seen if seen[0] in ("above", "after")]
+        inside = [seen for seen in again.first.run.seen if seen[0] in ("before", "view")]
+        again.first.run.seen = inside + above
+        return not differences(program, again, protected)
 
     def _pair(self, isolation: str) -> tuple[Twin, Twin]:
         if isolation not in self._pairs:

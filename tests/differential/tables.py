@@ -1,8 +1,7 @@
 """Programs that a rule makes: each setting at each end, each failure, each work beside each session.
 
 Those of :data:`EQUAL` must not even be refused. Those of :data:`REFUSED` must be, unless the plain
-application's sessions leave nothing to refuse. Those of :data:`OUTLASTING` are refused for a setting of
-a transaction that the view has committed.
+application's sessions leave nothing to refuse.
 """
 
 from __future__ import annotations
@@ -18,15 +17,10 @@ Steps = tuple[Step, ...]
 
 EQUAL: dict[str, Program] = {}
 REFUSED: dict[str, Program] = {}
-OUTLASTING: dict[str, Program] = {}
 
 
 def equal(name: str, *view: Step, **around: object) -> None:
     EQUAL[name] = Program(view=view, **around)  # type: ignore[arg-type]
-
-
-def outlasts(name: str, *view: Step) -> None:
-    OUTLASTING[name] = Program(view=view)
 
 
 def nested(*inner: Step) -> Step:
@@ -44,8 +38,8 @@ FOR_GOOD = ("tenant", "mode", "path", "role", "time-out")
 LOCAL = ("local tenant", "local mode", "local path", "local role", "local time-out", "local zone")
 LOCAL += ("local time-out for locks", "local time-out for idleness", "local asynchronous")
 for what in (*FOR_GOOD, *LOCAL):
-    setting, tell = do("set", what), outlasts if what in LOCAL else equal
-    tell(f"{what}, and commits", setting, ADD, SHOW, COMMIT, SHOW, LATER, COMMIT, SHOW)
+    setting = do("set", what)
+    equal(f"{what}, and commits", setting, ADD, SHOW, COMMIT, SHOW, LATER, COMMIT, SHOW)
 for what in LOCAL:
     setting = do("set", what)
     equal(f"{what}, and a commit", setting, ADD, SHOW, COMMIT)
@@ -55,8 +49,7 @@ for what in (*FOR_GOOD, "local tenant"):
     equal(f"{what}, and a rollback", setting, ADD, FLUSH, ROLLBACK, SHOW, LATER, COMMIT, SHOW)
 for what in ("local tenant", "mode", "local time-out", "local path", "local role"):
     setting, end = do("set", what), (SHOW, LATER, COMMIT, SHOW)
-    tell = equal if what == "mode" else outlasts
-    tell(f"{what}, nested and kept", do("nested, kept", setting, ADD, SHOW), *end)
+    equal(f"{what}, nested and kept", do("nested, kept", setting, ADD, SHOW), *end)
     equal(f"{what}, nested and undone", undone(setting, ADD, SHOW), *end)
 OUT_OF_SIGHT = [do("set", what) for what in ("path", "local path", "role", "local role")]
 OUT_OF_SIGHT.append(do("send", "select set_config('search_path', 'elsewhere, public', true)"))
@@ -67,7 +60,7 @@ for setting in OUT_OF_SIGHT:  # from there the record is not to be seen
     equal(f"{what}, and an error", setting, ADD, FLUSH, answer="raise")
 equal("a role that is laid down", do("set", "role"), ADD, FLUSH, do("set", "no role"), LATER, COMMIT)
 SET = do("set", "local tenant"), do("set", "mode")
-outlasts("settings of a transaction that only read", *SET, SHOW, COMMIT, SHOW, ADD, COMMIT)
+equal("settings of a transaction that only read", *SET, SHOW, COMMIT, SHOW, ADD, COMMIT)
 equal("settings when the session is removed", *SET, ADD, FLUSH, do("remove"), SHOW, LATER, COMMIT)
 equal("settings when the session is closed", *SET, ADD, FLUSH, do("close"), SHOW, LATER, COMMIT)
 equal("settings before an error", *SET, ADD, FLUSH, answer="raise")
@@ -82,22 +75,10 @@ for what, steps in {
 }.items():
     equal(f"settings before the view, {what}", *SHOWN, before=steps)
 DEFAULT = do("send", "set local lock_timeout to default")
-outlasts("a setting that was there", DEFAULT, COMMIT, SHOW, COMMIT)
+equal("a setting that was there", DEFAULT, COMMIT, SHOW, COMMIT)
 TRANSLATED = do("translate the schema"), do("insert", "a")
 equal("a translated schema until the commit", *TRANSLATED, COMMIT, do("insert", "b"), COMMIT)
 equal("a translated schema until the rollback", *TRANSLATED, ROLLBACK, do("insert", "b"), COMMIT)
-
-IDLE = do("send", "set local idle_in_transaction_session_timeout = '100ms'")
-outlasts(
-    "a time-out for idleness ends before the next statement",
-    IDLE,
-    ADD,
-    COMMIT,
-    READ,
-    do("wait"),
-    LATER,
-    COMMIT,
-)
 
 # Tables, cursors, channels, statements and locks of the connection
 
@@ -186,8 +167,7 @@ for what, work in WORK.items():
     second = SECONDS["a helper reads"]
     REFUSED[f"{what}, and a helper reads"] = Program(view=(*work, second, READ, LATER, COMMIT))
     if "notification" not in what and "lock" not in what:
-        tell = outlasts if "setting" in what else equal
-        tell(f"{what} and a commit, and a helper reads", *work, COMMIT, second, LATER, COMMIT)
+        equal(f"{what} and a commit, and a helper reads", *work, COMMIT, second, LATER, COMMIT)
 for what, second in SECONDS.items():
     work = WORK["core"]
     REFUSED[f"core, and {what}"] = Program(view=(*work, second, READ, LATER, COMMIT))

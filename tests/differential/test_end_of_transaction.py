@@ -10,28 +10,15 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from flask_idempotency import current_operation
 from flask_idempotency.core.errors import sqlstate
-from tests.differential.harness import EQUAL_OR_REFUSED, ByDesign, Family, NothingKept, Refused
+from tests.differential.harness import EQUAL_OR_REFUSED, ByDesign, Family, NothingKept
 from tests.differential.schemas import (
-    TENANT,
     deferred_constraints,
-    row_level_security,
     schema_per_tenant,
 )
 from tests.differential.sentences import DEFERRED, TWICE
 from tests.drivers import EACH
 
 family = Family()
-
-
-@family(setup=row_level_security, expect=Refused("would still be in force"))
-def a_tenant_that_was_forgotten_after_a_commit(world):
-    """The second transaction has no tenant: nothing is stored under the first one's name."""
-    world.sql(f"set role {TENANT}")
-    world.sql("set local app.tenant = 'a'")
-    world.pay(1)
-    world.commit()
-    world.sql("insert into payment (amount) values (2)")
-    world.commit()
 
 
 @family(setup=schema_per_tenant)

@@ -21,7 +21,7 @@ from tests.differential.kept import KEPT
 from tests.differential.programs import Program, run_each, shrunk
 from tests.differential.steps import do
 from tests.differential.summary import Summary
-from tests.differential.tables import EQUAL, HELPER, OUTLASTING, REFUSED
+from tests.differential.tables import EQUAL, HELPER, REFUSED
 from tests.differential.verdicts import is_on_the_page
 
 PROGRAMS = 100
@@ -47,15 +47,6 @@ def test_what_once_was_different_is_equal_or_refused(twins: Twins, program: Prog
 def test_what_need_not_be_refused_is_equal(twins: Twins, program: Program) -> None:
     verdict = twins.compare(program)
     assert (verdict.differences, verdict.refusal) == ([], ""), str(verdict)
-
-
-@pytest.mark.parametrize("program", OUTLASTING.values(), ids=OUTLASTING)
-def test_a_setting_that_would_outlast_its_transaction_is_refused(
-    twins: Twins, program: Program
-) -> None:
-    verdict = twins.compare(program)
-    assert not verdict.differences, str(verdict)
-    assert "would still be in force" in verdict.refusal, str(verdict)
 
 
 @pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import SimpleNamespace
@@ -19,6 +19,8 @@ import psycopg2
 import sqlalchemy as sa
 from flask import Flask, Response, got_request_exception
 from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from flask_idempotency import NotAtomic, idempotent
 from servers import plain_dsn
@@ -258,6 +260,52 @@ def savepoints_unchecked(twin: Twin) -> Iterator[list[str]]:
     finally:
         for verb in verbs:
             delattr(dialect, verb)
+
+
+OUTLASTING = (
+    "app.tenant",
+    "app.note",
+    "search_path",
+    "statement_timeout",
+    "lock_timeout",
+    "idle_in_transaction_session_timeout",
+    "datestyle",
+    "timezone",
+    "synchronous_commit",
+    "standard_conforming_strings",
+    "role",
+)
+"""Settings that programs make for one transaction."""
+
+
+@contextmanager
+def settings_outlasting(twin: Twin) -> Iterator[dict[str, str]]:
+    """What a view commits keeps its settings for the transactions behind it, as in an operation.
+
+    The role comes last: another one may not be allowed to set the rest.
+    """
+    kept: dict[str, str] = {}
+    keep = sa.select(*(sa.func.current_setting(name, True).label(name) for name in OUTLASTING))
+
+    def before_commit(session: Session) -> None:
+        if twin.run.part != "view" or session.in_nested_transaction() or not session.in_transaction():
+            return
+        with suppress(SQLAlchemyError):  # it has failed: nothing of it is kept
+            row = session.connection().execute(keep).one()
+            kept.update((name, value) for name, value in row._mapping.items() if value is not None)
+
+    def after_begin(session: Session, transaction: Any, connection: Any) -> None:
+        if kept and not transaction.nested:
+            by = [sa.func.set_config(name, kept[name], True) for name in OUTLASTING if name in kept]
+            connection.execute(sa.select(*by))
+
+    sa.event.listen(Session, "before_commit", before_commit)
+    sa.event.listen(Session, "after_begin", after_begin)
+    try:
+        yield kept
+    finally:
+        sa.event.remove(Session, "before_commit", before_commit)
+        sa.event.remove(Session, "after_begin", after_begin)
 
 
 def make_twin(

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from flask_idempotency.session.guard import CHOSEN, EMPTIED, ENDED, LONG, is_local, traits_of
+from flask_idempotency.session.guard import CHOSEN, EMPTIED, ENDED, LONG, traits_of
 
 ENDS = [
     "COMMIT",
@@ -107,6 +107,10 @@ def test_what_else_is_refused(text, refused):
         "select pg_notify('c', '')",
         "notify c",
         "declare c cursor for select 1",
+        "set search_path to a, b",
+        "/* why */ set\nlocal a.b = 'c'",
+        "reset role",
+        "select set_config('a.b', 'c', false)",
     ],
 )
 def test_statements_that_may_do_more_than_read(text):
@@ -145,32 +149,3 @@ def test_a_text_that_comes_but_once_is_not_remembered():
     assert traits_of(text) == traits_of(text)
     assert traits_of(text) is not traits_of(text)
     assert traits_of("insert into t values ('x')") is traits_of("insert into t values ('x')")
-
-
-@pytest.mark.parametrize(
-    ("text", "values", "local"),
-    [
-        ("set search_path to a, b", {}, False),
-        ("set time zone 'UTC'", {}, False),
-        ("reset role", {}, False),
-        ("set session a.b = 'c'; set local d.e = 'f'", {}, True),
-        ("/* why */ set\nlocal a.b = 'c'", {}, True),
-        ("select set_config('a.b', 'it''s (c', true), set_config('d.e', '', false)", {}, True),
-        ("select set_config('a.b', 'c', false), set_config('d.e', '', false)", {}, False),
-        ("select set_config('a.b', ', false)', true)", {}, True),
-        ("select set_config(name, '', 1 = 1) from names", {}, True),
-        ("select set_config('a.b', %(b)s, false)", {"b": "x"}, False),
-        ("select set_config(%(a)s, %(b)s, %(c)s)", {"a": "a.b", "b": "x", "c": True}, True),
-        ("select set_config(%(a)s, %(b)s, %(c)s)", {"a": "a.b", "b": "x", "c": False}, False),
-        ("select set_config(%(a)s::VARCHAR, %(b)s::VARCHAR, %(c)s::BOOL)", {"c": False}, False),
-        ("select %s, set_config(%s, %s, %s)", (1, "a.b", "x", False), True),  # as far as one can tell
-    ],
-)
-def test_which_settings_end_with_a_transaction(text, values, local):
-    assert traits_of(text).sets is (local is not None)
-    assert is_local(text, values) is bool(local)
-
-
-@pytest.mark.parametrize("text", ["update t set search_path = 1", "select 'set a.b = 1'"])
-def test_statements_that_change_no_setting(text):
-    assert not traits_of(text).sets
