@@ -34,8 +34,8 @@ from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.redis.store import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
-from flask_idempotency.stores.sqlite.store import SqliteRecords
-from flask_idempotency.stores.table import define_steps, define_table
+from flask_idempotency.stores.sqlite import SqliteRecords
+from flask_idempotency.stores.table import define_table
 from flask_idempotency.web import hooks, run
 from flask_idempotency.web.forms import idempotency_field
 from flask_idempotency.web.routes import EXEMPT, AppState, app_state, set_state, states
@@ -298,7 +298,7 @@ def _compose(
     records: Records = RedisRecords(make_client, prefix)
     if settings.has_table:
         kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
-        records = kind(database, table, define_steps(table))
+        records = kind(database, table)
     own, in_test = records, None
     if isinstance(records, PostgresRecords):
         own, in_test = records.apart(), partial(RecordsInTest, records)

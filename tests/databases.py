@@ -39,7 +39,7 @@ ALONE = """
         where datname = current_database() and pid <> pg_backend_pid()
 """
 
-TABLES = {"idempotency_record", "idempotency_record_step", "payment"}
+TABLES = {"idempotency_record", "payment"}
 CATALOGS = {
     "pg_attrdef": "oid",
     "pg_attribute": "attrelid",

@@ -201,11 +201,11 @@ def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | 
     """Erase what is stored about a user: responses, steps, and the records themselves.
 
     Counts first, and asks; shows the record of a --key, and erases it only as it was shown. Never
-    erases what is in progress, and says how many were left and why. Uses small transactions, so it may
-    run at any time. Afterwards a retry of what was erased runs the view again, like a first request.
-    One row stays for each thousand records: who erased how many, and when, but nothing of them. Reads
-    the whole table, unless there is a --key. The exit code is 1 if there is nothing to erase and
-    nothing was left: the options may be mistyped.
+    erases what is in progress, and says how many were left and why. Uses small transactions, so it
+    may run at any time. Afterwards a retry of what was erased runs the view again, like a first
+    request. The log says who erased how many, and when. Reads the whole table, unless there is a
+    --key. The exit code is 1 if there is nothing to erase and nothing was left: the options may be
+    mistyped.
     """
     if which["scope" if which["key"] is None else "operation"] is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")

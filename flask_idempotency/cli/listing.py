@@ -66,14 +66,13 @@ def list_records(context: click.Context, /, state: str | None, limit: int, **whi
     """List the newest records, or those of a scope, or find that of a key.
 
     Never shows a key or a response: the first column has the first 8 digits of the hash that stands for
-    scope, operation and key. If a worker dies in an atomic operation, the record stays "in_progress"
-    until the next request with the key takes it over. An operation that is not atomic becomes
-    "interrupted" when its lease runs out, and "released" when it may be run again. "observed" is
-    whatever was not enforced, and "erased" is what `forget` leaves: who did it, and when. Below stands
-    how many records there are in all, of each state, and what waits. In a large table the states are
-    estimated ("about"); what waits is always counted. With --key and with --scope there is no such
-    summary, and with --scope the whole table is read. The exit code is 1 if a --key or a --scope has no
-    record.
+    scope, operation and key. If a worker dies in an atomic operation, the record stays
+    "in_progress" until the next request with the key takes it over. An operation that is not atomic
+    becomes "interrupted" when its lease runs out, and "released" when it may be run again.
+    "observed" is whatever was not enforced. Below stands how many records there are in all, of each
+    state, and what waits. In a large table the states are estimated ("about"); what waits is always
+    counted. With --key and with --scope there is no such summary, and with --scope the whole table
+    is read. The exit code is 1 if a --key or a --scope has no record.
     """
     app, wanted = app_state(current_app), sought(**which)
     if {wanted.key, wanted.scope, wanted.namespace} == {None}:

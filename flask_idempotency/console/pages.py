@@ -32,7 +32,7 @@ from flask_idempotency.web.routes import app_state
 
 from . import access, labels
 
-_STATES = ("in_progress", "interrupted", "released", "failed", "completed", "observed", "erased")
+_STATES = ("in_progress", "interrupted", "released", "failed", "completed", "observed")
 """What needs somebody is on the left, where a narrow screen shows it."""
 
 FEW = 10

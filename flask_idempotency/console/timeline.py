@@ -43,8 +43,7 @@ def _is_decided(found: Found) -> bool:
 
 def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment]:
     line = found.line
-    if line.state != "erased":
-        yield Moment(line.created, "Created", "by the first request with its key")
+    yield Moment(line.created, "Created", "by the first request with its key")
     for step in found.steps:
         detail = f"in attempt {step.attempt}, its result has {labels.size(step.bytes)}"
         yield Moment(step.finished, f"Step {step.name} finished", detail)

@@ -82,11 +82,11 @@ class Lease(Hold, Protocol):
     def extend(self, seconds: float) -> None:
         """Renew the lease for at least ``seconds`` from now on."""
 
-    def steps(self) -> dict[str, bytes]:
-        """The results of the recorded steps, by name."""
+    def steps(self) -> dict[str, bytes | None]:
+        """The results of the recorded steps, by name; None for one that could not be stored."""
 
-    def record(self, step: str, result: bytes) -> None:
-        """Record a finished step, durably, and renew the lease."""
+    def record(self, step: str, result: bytes | None) -> None:
+        """Record a finished step, durably, and renew the lease. Sent twice, it is there once."""
 
     def open_step(self, connection: Any = None) -> Step:
         """Open a transaction for a step whose writes commit with it, or continue a connection's.
@@ -103,7 +103,7 @@ class Step(Protocol):
     def connection(self) -> Any:
         """The connection whose transaction this is."""
 
-    def record(self, step: str, result: bytes) -> None:
+    def record(self, step: str, result: bytes | None) -> None:
         """Record the step, renew the lease and commit it all. Errors: see ``Transaction.complete``."""
 
     def abandon(self) -> None:

@@ -17,9 +17,6 @@ SEALED = b"\x01"
 OBSERVED = "observed:"
 """What the owner of a record begins with whose operation was only observed."""
 
-ERASED = "erased:"
-"""The owner of a record that says who erased others. Its key is random: no request finds it."""
-
 Headers = tuple[tuple[str, str], ...]
 """Header lines as pairs, in order; several of one name stay several."""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import RecordBroken
 from .fingerprint import Fingerprint
-from .records import Claim, Headers, Record, State, StoredResponse
+from .records import SEALED, Claim, Headers, Record, State, StoredResponse
 
 USUAL_HEADERS: dict[str, Headers] = {
     '"json"': (("Content-Type", "application/json"),),
@@ -35,11 +37,59 @@ def claim_values(claim: Claim) -> dict[str, Any]:
     }
 
 
-def response_values(response: StoredResponse, *, waits: bool = False) -> dict[str, Any]:
-    """A response as the statements take it. ``waits``: see ``Lease.complete``."""
+def response_values(
+    response: StoredResponse, *, state: State = State.COMPLETED, waits: bool = False, late: bool = True
+) -> dict[str, Any]:
+    """A response as the statements take it. ``waits``: see ``Lease.complete``.
+
+    ``late`` says that its retention begins now, not with the claim.
+    """
     headers = response.headers
     text = None if headers is None else _WORDS.get(headers) or json.dumps(headers)
-    return {"status": response.status, "headers": text, "body": response.body, "waits": waits}
+    return {
+        "state": state.value,
+        "status": response.status,
+        "headers": text,
+        "body": response.body,
+        "waits": waits,
+        "late": late,
+    }
+
+
+def step_values(step: str, attempt: int, result: bytes | None) -> dict[str, Any]:
+    """A finished step as the statements take it: its result is text, encrypted or not."""
+    text = None
+    if result is not None:
+        is_sealed = result.startswith(SEALED)
+        text = _SEALED_TEXT + b64encode(result).decode() if is_sealed else result.decode()
+    return {"step": step, "attempt": attempt, "result": text}
+
+
+_SEALED_TEXT = "sealed:"
+"""What the result of a step begins with if it is encrypted, and in base64. No JSON does."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A finished step. ``result`` is None if it could not be stored; ``at`` is a time as text."""
+
+    attempt: int
+    at: str
+    result: bytes | None = field(repr=False)
+
+
+def steps_of(text: str | None) -> dict[str, StoredStep]:
+    """The finished steps of a record, by name. Raises ``RecordBroken``."""
+    with legible():
+        return {name: _step_of(entry) for name, entry in json.loads(text or "{}").items()}
+
+
+def _step_of(entry: Any) -> StoredStep:
+    text: str | None = entry.get("result")
+    result = None if text is None else text.encode()
+    if text is not None and text.startswith(_SEALED_TEXT):
+        result = b64decode(text.removeprefix(_SEALED_TEXT), validate=True)
+    return StoredStep(int(entry["attempt"]), str(entry["at"]), result)
 
 
 @contextmanager
@@ -47,7 +97,7 @@ def legible() -> Iterator[None]:
     """Raise ``RecordBroken`` where a stored value cannot be read."""
     try:
         yield
-    except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise RecordBroken from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.stores.admin import Erasure, Line
+from flask_idempotency.stores.admin import Line
 from flask_idempotency.web.routes import AppState
 
 from .decide import noted, tell
@@ -15,9 +15,6 @@ from .find import Sought, admin, scope_tails
 
 BATCH = 1000
 """How many records are erased in one transaction: a few milliseconds, for which nothing waits."""
-
-SEVERAL = "several operations"
-"""The name in place of an operation's, where records of more than one were erased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +46,30 @@ def erasable(state: AppState, sought: Sought) -> Erasable:
         return Erasable([*batches], left, sought.operation, [*lines.values()])
     found = [store.belonging(tail, sought.operation) for tail in scope_tails(sought.scope or "")]
     keys = [key for each in found for key in each.keys]
-    names = {name for each in found for name in each.names}
     return Erasable(
         [(keys[start : start + BATCH], None) for start in range(0, len(keys), BATCH)],
         sum((_left(each.left) for each in found), Counter[str]()),
-        next(iter(names)) if len(names) == 1 else sought.operation,
+        sought.operation,
     )
 
 
 def erase(state: AppState, found: Erasable, by: str | None = None, *, origin: str) -> Iterator[int]:
-    """Erase records with their steps, and their markers in Redis; yield how many, after each batch.
+    """Erase records, and their markers in Redis; yield how many, after each batch.
 
-    One row of a batch stays, which says who did it, and a line of the log: see :meth:`Admin.erase` and
-    :func:`tell`. The line names the only record of a batch, or else that row.
+    A line of the log says who did it: see :func:`tell`. It names the only record of a batch.
     """
     store = admin(state)
     for keys, seen in found.batches:
-        erasure = Erasure(found.operation or SEVERAL, noted("erased", "", by))
-        erased = store.erase(keys, seen, erasure)
+        erased = store.erase(keys, seen)
         if erased:
-            of = (keys[0] if len(keys) == 1 else erasure.key).hex()[:SHOWN]
-            tell(erasure.entry, origin, operation=erasure.operation, id=of, records=erased)
+            of = keys[0].hex()[:SHOWN] if len(keys) == 1 else None
+            tell(
+                noted("erased", "", by),
+                origin,
+                operation=found.operation,
+                id=of,
+                records=erased,
+            )
         state.lock.forget(keys)
         yield erased
 

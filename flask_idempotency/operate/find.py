@@ -15,7 +15,7 @@ from flask_idempotency.stores.admin import Admin, Line, Overview
 from flask_idempotency.web.routes import AppState, protected_routes
 from flask_idempotency.web.settings import NAMES, is_name
 
-STATES = (*(state.value for state in State), "interrupted", "released", "observed", "erased")
+STATES = (*(state.value for state in State), "interrupted", "released", "observed")
 
 DIGITS = re.compile("[0-9a-f]{8}|[0-9a-f]{16}", re.ASCII | re.IGNORECASE)
 """The first digits of a key's hash, which stand for a record."""

@@ -78,7 +78,6 @@ class Overview:
     attempt at the oldest of those began, or of what runs for more than the second time: no client that
     tries in vain makes it younger. ``expired`` counts records
     that wait for a purge, the oldest since ``expired_seconds``. These three end at :data:`CAPPED`.
-    ``inserted`` and ``deleted`` count records since some moment, for rates; None where nobody counts.
     """
 
     tallies: list[Tally]
@@ -88,8 +87,6 @@ class Overview:
     interrupted_seconds: float | None
     expired: int
     expired_seconds: float | None
-    inserted: int | None = None
-    deleted: int | None = None
 
     @property
     def total(self) -> int:
@@ -152,22 +149,6 @@ class AuditEntry:
     at: Time | None = None
 
 
-ERASURE_SECONDS = 400 * 86_400.0
-"""How long it is known who erased records: whoever audits looks back for a year."""
-
-
-@dataclass(frozen=True, slots=True)
-class Erasure:
-    """What stays of records that an operator erases: ``entry``, in a record under a random ``key``.
-
-    It has the name of the ``operation``, and as its reason how many they were. Nothing of theirs.
-    """
-
-    operation: str
-    entry: AuditEntry
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What becomes of an interrupted or failed operation, as an operator decided.
@@ -196,14 +177,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state.
-
-    ``names`` are the operations of the former.
-    """
+    """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state."""
 
     keys: list[bytes]
     left: dict[str, int]
-    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +270,11 @@ class Admin(Protocol):
         """
         ...
 
-    def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
-        """Delete these records with their steps, durably and in one transaction; return how many.
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
+        """Delete these records, durably and in one transaction; return how many.
 
         Leaves those in progress: with a lease, or held by somebody. With ``seen``, a
-        :attr:`Line.version`, there is one key, and its record is left if it has another version. Unless
-        none was deleted, the same transaction notes the ``erasure`` for :data:`ERASURE_SECONDS`.
+        :attr:`Line.version`, there is one key, and its record is left if it has another version.
         """
         ...
 
@@ -370,8 +346,8 @@ def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tupl
             forget(claim)
 
 
-def read_audit(text: str | bytes | None, since: Time) -> list[AuditEntry]:
-    """The entries of a stored list of them, except those from before ``since``: of an expired record.
+def read_audit(text: str | bytes | None) -> list[AuditEntry]:
+    """The entries of a stored list of them.
 
     Whoever writes to the store may write anything there: what is no entry is left out, alone.
     """
@@ -380,7 +356,7 @@ def read_audit(text: str | bytes | None, since: Time) -> list[AuditEntry]:
     except (RecursionError, ValueError):
         return []
     found = map(_entry, entries if isinstance(entries, list) else ())
-    return [entry for entry in found if entry is not None and str(entry.at) >= str(since)]
+    return [entry for entry in found if entry is not None]
 
 
 def _entry(stored: Any) -> AuditEntry | None:

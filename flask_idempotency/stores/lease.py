@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable, sqlstate
-from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.rows import claim_values, response_values
+from flask_idempotency.core.records import Claim, State, StoredResponse
+from flask_idempotency.core.rows import claim_values, response_values, step_values, steps_of
 
 LOCK_NOT_AVAILABLE = "55P03"
 
@@ -16,10 +16,8 @@ _TRIES = 4
 class Lease:
     """An operation that is not atomic and ours while its lease runs. No transaction is open.
 
-    ``statements`` is the module with a store's SQL, and ``messages`` sends it.
+    ``messages`` sends what is in its ``sql``.
     """
-
-    statements: Any
 
     def __init__(self, messages: Any, claim: Claim, *, attempt: int) -> None:
         self.attempt = attempt
@@ -28,7 +26,8 @@ class Lease:
 
     def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response; as failed if its status is 500 or more."""
-        self._change(self.statements.FINISH, **response_values(response, waits=waits))
+        state = State.FAILED if response.status >= 500 else State.COMPLETED
+        self._change(self._messages.sql.finish, **response_values(response, state=state, waits=waits))
         self._open = False
 
     def abandon(self) -> None:
@@ -41,7 +40,7 @@ class Lease:
             self._open = False
             for _ in range(_TRIES):
                 try:
-                    self._change(self.statements.END)
+                    self._change(self._messages.sql.end)
                 except LeaseLost:
                     return
                 except StoreUnavailable as error:
@@ -52,19 +51,24 @@ class Lease:
 
     def release(self) -> None:
         """Give the operation back."""
-        self._change(self.statements.RELEASE)
+        self._change(self._messages.sql.release)
         self._open = False
 
     def extend(self, seconds: float) -> None:
         """Renew the lease."""
-        self._change(self.statements.EXTEND, lease=seconds)
+        self._change(self._messages.sql.extend, lease=seconds)
 
-    def steps(self) -> dict[str, bytes]:
+    def steps(self) -> dict[str, bytes | None]:
         """The results of the finished steps."""
-        rows = self._messages.fetch(self.statements.STEPS, {"key": self._claim.key})
-        return {name: bytes(result) for name, result in rows}
+        rows = self._messages.fetch(self._messages.sql.steps, {"key": self._claim.key})
+        return {name: step.result for name, step in steps_of(rows[0][0] if rows else None).items()}
+
+    def record(self, step: str, result: bytes | None) -> None:
+        """Record a finished step and renew the lease, in one statement."""
+        self._change(self._messages.sql.record_step, **step_values(step, self.attempt, result))
 
     def _change(self, template: str, **values: Any) -> None:
         """Send a statement that changes the record if it is ours. Raises ``LeaseLost`` if not."""
+        template = self._messages.alone + template
         if self._messages.change(template, {**self._values, **values}) == 0:
             raise LeaseLost

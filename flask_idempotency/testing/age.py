@@ -8,7 +8,6 @@ from typing import Any
 from flask import Flask
 from sqlalchemy import Column, DateTime, Table, func, select, update
 
-from flask_idempotency.stores.table import define_steps
 from flask_idempotency.web.routes import AppState, app_state
 
 _TIMES_IN_REDIS = "created", "completed", "lease", "released"
@@ -45,12 +44,11 @@ def _age_in_redis(records: Any, passed: timedelta) -> None:
 
 
 def _age_in_tables(state: AppState, passed: timedelta) -> None:
-    table, steps = state.table, define_steps(state.table)
+    table = state.table
     with state.engines[state.bind_key].begin() as connection:
         keys = list(connection.scalars(select(table.c.key).with_for_update(skip_locked=True)))
-        for each in table, steps:
-            older = {time: _earlier(time, passed, connection.dialect.name) for time in _times(each)}
-            connection.execute(update(each).where(each.c.key.in_(keys)).values(older))
+        older = {time: _earlier(time, passed, connection.dialect.name) for time in _times(table)}
+        connection.execute(update(table).where(table.c.key.in_(keys)).values(older))
     state.lock.forget(keys)  # what Redis knows of them is as young as before
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import Table, func, inspect, select
 
-from flask_idempotency.stores.table import define_steps
 from flask_idempotency.web.routes import AppState
 
 Number = int | float | Decimal
@@ -61,7 +60,7 @@ def kind_of(value: object) -> str:
 
 def _rows(state: AppState) -> Callable[[], Counts]:
     """Return what counts the rows of the application's own tables, one round trip a database."""
-    own = {state.table.fullname, define_steps(state.table).fullname}
+    own = {state.table.fullname}
     tables = {
         bind: [table for table in _existing(state, bind) if table.fullname not in own]
         for bind in state.engines

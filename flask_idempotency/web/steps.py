@@ -45,6 +45,11 @@ _PASSING = (
 """SQLSTATEs that say nothing about the step: it was rolled back, and may succeed another time."""
 
 
+MAX_BYTES = 2**20
+"""How much the results of one operation's steps may take: they are part of its record, which each step
+writes anew."""
+
+
 @dataclass(eq=False)
 class PresentStep:
     """A step that runs. ``after_commit`` is what its function wants called after the commit."""
@@ -64,10 +69,6 @@ class PresentStep:
         finally:
             _present.reset(token)
 
-    def result(self) -> bytes:
-        """Call its function. Raises ``StepError`` if what comes of that cannot be stored."""
-        return encoded(self.function(), f"step {self.name!r} was done, but its result", StepError)
-
 
 _present: ContextVar[PresentStep | None] = ContextVar("flask_idempotency_step", default=None)
 """The step whose function runs in this thread: a view may have several threads."""
@@ -86,7 +87,8 @@ class Steps:
     ) -> None:
         self._state, self._operation, self._lease, self._claim = state, operation, lease, claim
         self._other_binds = other_binds
-        self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
+        self._recorded: dict[str, bytes | None] | None = {} if operation.attempt == 1 else None
+        self._bytes = 0  # of all results
         self._called: dict[str, bool] = {}  # by name, whether it has finished
         self._lock = threading.Lock()
 
@@ -110,10 +112,16 @@ class Steps:
         # Raises LeaseLost before anything is done that would not count.
         self._lease.extend(self._claim.lease_seconds or 0.0)
         with step.runs():
-            result = step.result()
+            value = step.function()
         left_open = self._state.blocks_records()
         if left_open:
             undo(self._state.sessions.present())
+        # What has run is recorded as run, whatever came of it: it is never called again.
+        result, failure = None, None
+        try:
+            result = self._result(step, value)
+        except StepError as error:
+            failure = error
         try:
             self._record(step.name, result, self._lease)
         except LeaseLost:
@@ -132,6 +140,8 @@ class Steps:
                 " On SQLite they would block every other write, even the step's record, so they were"
                 " undone. Commit in its function, or call the step with atomic=True"
             )
+        if result is None:
+            raise failure or AssertionError
         return result
 
     def _run_in_transaction(self, step: PresentStep) -> bytes:
@@ -143,7 +153,7 @@ class Steps:
             with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
                 try:
                     with step.runs():
-                        result = step.result()
+                        result = self._result(step, step.function())
                         joined.commit()
                 except Exception as error:
                     joined.raise_if_uncommittable(error)
@@ -156,19 +166,47 @@ class Steps:
             hold.abandon()
         return result
 
-    def _record(self, name: str, result: bytes, hold: Lease | Step) -> None:
+    def _result(self, step: PresentStep, value: Any) -> bytes:
+        """What a step has returned, as it is stored. Raises ``StepError`` if it cannot be."""
+        result = encoded(value, f"step {step.name!r} was done, but its result", StepError)
+        if self._bytes + len(result) > MAX_BYTES:
+            raise StepError(
+                f"step {step.name!r} was done, but its result has {len(result):,} bytes: the results of"
+                f" an operation's steps may take {MAX_BYTES:,} together. Return what the next steps"
+                " need, and keep the rest in a table of your own"
+            )
+        return result
+
+    def _record(self, name: str, result: bytes | None, hold: Lease | Step) -> None:
         self._claim.refuse_in_child()  # forked in the step's function
-        hold.record(name, self._state.sealer.seal_bytes(result, self._claim.key, purpose(name)))
+        if result is not None:
+            self._bytes += len(result)
+            result = self._state.sealer.seal_bytes(result, self._claim.key, purpose(name))
+        hold.record(name, result)
 
     def _recorded_result(self, name: str) -> bytes | None:
-        """The result that an earlier attempt, or ``on_interrupted``, has recorded, if there is one."""
+        """The result that an earlier attempt, or ``on_interrupted``, has recorded, if there is one.
+
+        Raises ``StepError`` for one that could not be stored, and where there is no room for another.
+        """
         with self._lock:
             if self._recorded is None:
                 self._recorded = self._lease.steps()
-            stored = self._recorded.get(name)
-        if stored is None:
-            return None
-        return self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
+                self._bytes = sum(len(result or b"") for result in self._recorded.values())
+            is_recorded, stored = name in self._recorded, self._recorded.get(name)
+        if stored is not None:
+            return self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
+        if is_recorded:
+            raise StepError(
+                f"step {name!r} was done by an earlier attempt, but its result could not be stored, so"
+                " nobody knows what came of it: an operator must decide about this operation"
+            )
+        if self._bytes >= MAX_BYTES:
+            raise StepError(
+                f"step {name!r} was not called: the results of this operation's steps take"
+                f" {MAX_BYTES:,} bytes already, and there is no room for another"
+            )
+        return None
 
     def after_commit(self) -> list[Callable[[], object]]:
         """Where to put what is to be called after the commit: a step that fails drops its own."""

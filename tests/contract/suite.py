@@ -21,7 +21,7 @@ import pytest
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Hold, Lease, Records
-from flask_idempotency.core.records import Claim, Record, State, StoredResponse
+from flask_idempotency.core.records import SEALED, Claim, Record, State, StoredResponse
 from tests.contract.claims import (
     PATIENCE_SECONDS,
     RESPONSE,
@@ -352,13 +352,14 @@ class StoreContract(TransactionContract):
     def test_the_next_attempt_has_the_steps_of_those_before(
         self, records: Records, held: Held, end: str
     ) -> None:
-        steps: dict[str, bytes] = {}
+        steps: dict[str, bytes | None] = {}
         claim = a_claim(lease=60)
         lease: Lease = held(records.claim(claim))
-        for attempt, step in enumerate(("charge", "mail ü"), start=2):
+        results = {"charge": b'"\\u0000 \\ud800"', "mail ü": SEALED + bytes(range(256)), "lost": None}
+        for attempt, (step, result) in enumerate(results.items(), start=2):
             assert lease.steps() == steps
-            steps[step] = RESPONSE.body or b""
-            lease.record(step, steps[step])
+            steps[step] = result
+            lease.record(step, result)
             getattr(lease, end)()
             record = stored_record(records, claim)
             assert (record.state, record.response) == (State.IN_PROGRESS, None)

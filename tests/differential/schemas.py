@@ -21,8 +21,8 @@ def schema_per_tenant(world: World) -> None:
     for table in ("payment", "account", "audit"):
         world.admin_run(f"create table tenant_a.{table} (like public.{table} including all)")
     if world.protected:
-        for table in ("idempotency_record", "idempotency_record_step"):
-            world.admin_run(f"create table tenant_a.{table} (like public.{table} including all)")
+        table = "idempotency_record"
+        world.admin_run(f"create table tenant_a.{table} (like public.{table} including all)")
 
 
 def schema_without_records(world: World) -> None:
@@ -52,9 +52,8 @@ def row_level_security(world: World) -> None:
         " with check (tenant = current_setting('app.tenant', true))"
     )
     if world.protected:
-        for table in ("idempotency_record", "idempotency_record_step"):
-            world.admin_run(f"grant all on {table} to {TENANT}")
-            world.admin_run(f"alter table {table} enable row level security")
+        world.admin_run(f"grant all on idempotency_record to {TENANT}")
+        world.admin_run("alter table idempotency_record enable row level security")
 
 
 def deferred_constraints(world: World) -> None:

@@ -260,14 +260,12 @@ def test_the_command_by_hand_has_the_environment_of_the_service():
 
 
 def test_the_statement_for_pg_cron_deletes_what_the_command_would(world, add_view):
-    """And its steps; not what runs, is interrupted, or lives."""
+    """Not what runs, is interrupted, or lives."""
     [block] = [block.text for block in blocks(PURGE, "postgres")]
     statement = block.split("$job$")[1]
     runs = add_view(world)
     for key in "expired", "alive", "running":
         world.post(key=key)
-    world.sql("insert into idempotency_record_step select key, 'stamp', 1, now(), '1'"
-              " from idempotency_record")  # fmt: skip
     oldest = "key = (select key from idempotency_record order by created_at {} limit 1)"
     past = "update idempotency_record set expires_at = now() - interval '1 hour'"
     world.sql(f"{past} where {oldest.format('asc')}")
@@ -275,6 +273,5 @@ def test_the_statement_for_pg_cron_deletes_what_the_command_would(world, add_vie
     world.sql(statement)
     assert len(runs) == 3
     assert world.sql("select count(*) from idempotency_record") == [(2,)]
-    assert world.sql("select count(*) from idempotency_record_step") == [(2,)]
     world.sql(statement)
     assert world.sql("select count(*) from idempotency_record") == [(2,)]

@@ -32,7 +32,7 @@ from flask_idempotency import (
 )
 from flask_idempotency.core.errors import LeaseLost, Problem
 from flask_idempotency.stores.redis import lock
-from flask_idempotency.stores.table import define_steps, define_table
+from flask_idempotency.stores.table import define_table
 from flask_idempotency.web import purging
 from flask_idempotency.web.routes import app_state
 from tests import sessions
@@ -41,7 +41,7 @@ from tests.faults.points import Deliberate, point
 
 sessions.usual = os.environ.get("FAULTS_SESSIONS", sessions.usual)
 db: Any = sessions.make_db()
-define_steps(define_table(db.metadata, "idempotency_record"))
+define_table(db.metadata, "idempotency_record")
 designs.define_table(db.metadata)
 
 

@@ -147,5 +147,5 @@ def connection(world: Any, recipe: Callable[[Any], Any]) -> Iterator[sa.Connecti
     """The fixture of the application. After it nothing of the test is in the database."""
     with recipe(world) as connection:
         yield connection
-    for table in "payment", "idempotency_record", "idempotency_record_step":
+    for table in "payment", "idempotency_record":
         assert world.count(table) == 0

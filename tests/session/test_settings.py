@@ -417,17 +417,16 @@ def role_at_connect(world):
     """The engine's role is one that a listener chooses, and the only one that may write records."""
     hidden_constraint(world)
     if world.protected:
-        for table in ("idempotency_record", "idempotency_record_step"):
-            world.admin_run(f"grant all on {table} to {TENANT}")
-            world.admin_run(
-                f"create function only_{table}() returns trigger language plpgsql as"
-                f" $$ begin if current_user <> '{TENANT}' then raise 'by %', current_user; end if;"
-                " return new; end $$"
-            )
-            world.admin_run(
-                f"create trigger only_the_role before insert or update on {table}"
-                f" for each row execute function only_{table}()"
-            )
+        world.admin_run(f"grant all on idempotency_record to {TENANT}")
+        world.admin_run(
+            "create function only_the_role() returns trigger language plpgsql as"
+            f" $$ begin if current_user <> '{TENANT}' then raise 'by %', current_user; end if;"
+            " return new; end $$"
+        )
+        world.admin_run(
+            "create trigger only_the_role before insert or update on idempotency_record"
+            " for each row execute function only_the_role()"
+        )
 
     @sa.event.listens_for(world.engine, "connect")
     def choose(driver, _record):

@@ -36,7 +36,6 @@ def world(request, make_world, encoded):
     world = make_world(SQLALCHEMY_DATABASE_URI=url.render_as_string(hide_password=False), TESTING=True)
     yield world
     world.sql("delete from idempotency_record")
-    world.sql("delete from idempotency_record_step")
 
 
 def test_keys_and_scopes_are_hashed_so_they_may_be_any_text(world, add_view):

@@ -36,6 +36,7 @@ def upgrade() -> None:
     sa.Column('headers', sa.JSON(), nullable=True, comment='list of pairs, or a word for usual ones; null when sealed'),
     sa.Column('body', sa.LargeBinary(), nullable=True, comment='null when it was too large to store'),
     sa.Column('released_attempt', sa.Integer(), nullable=True, comment='after which an operator released it'),
+    sa.Column('steps', sa.JSON(), nullable=True, comment='finished ones by name: result (sealed like responses), attempt, time'),
     sa.Column('audit', sa.JSON(), nullable=True, comment='what operators did to it, when and why; no request reads this'),
     sa.PrimaryKeyConstraint('key'),
     comment='Idempotency keys and their responses (Flask-Idempotency)',
@@ -44,16 +45,6 @@ def upgrade() -> None:
     )
     op.create_index(op.f('ix_idempotency_record_expires_at'), 'idempotency_record', ['expires_at'], unique=False)
     op.create_index('ix_idempotency_record_leased', 'idempotency_record', ['lease_expires_at'], unique=False, postgresql_where=sa.text('lease_expires_at IS NOT NULL'))
-    op.create_table('idempotency_record_step',
-    sa.Column('key', sa.LargeBinary(length=23), nullable=False, comment="the record's"),
-    sa.Column('name', sa.String(length=255), nullable=False),
-    sa.Column('attempt', sa.Integer(), nullable=False, comment='that finished it'),
-    sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
-    sa.Column('result', sa.LargeBinary(), nullable=False, comment='JSON; sealed like responses'),
-    sa.PrimaryKeyConstraint('key', 'name'),
-    comment='Finished steps of idempotent operations (Flask-Idempotency)',
-    info={'flask_idempotency': True}
-    )
     op.create_table('product',
     sa.Column('id', sa.Integer(), nullable=False),
     sa.Column('name', sa.String(), nullable=False),

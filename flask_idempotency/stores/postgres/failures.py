@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import exc
 
 from flask_idempotency.core.errors import (
@@ -82,19 +80,10 @@ def record_error(error: Exception, table: str, kind: type[Exception]) -> Excepti
     return store_error(error, table, kind)
 
 
-def _named(error: Any, table: str) -> str:
-    """Which of our tables the error is about: that of the steps, if the database names it."""
-    steps = f"{table}_step"
-    named = error.diag.message_primary or ""
-    return steps if steps.rpartition(".")[2] in named else table
-
-
 def store_error(error: Exception, table: str, kind: type[Exception]) -> Exception:
     """The error to raise when a statement of the store itself failed."""
     driver_error = original(error)
     code = sqlstate(driver_error) or ""
-    if hasattr(driver_error, "diag"):
-        table = _named(driver_error, table)
     if code in NO_TABLE:
         return ConfigurationError(
             f"the table {table} is missing or not up to date: run `flask idempotency create-table`,"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -20,14 +20,14 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.core.rows import claim_values, record_of, response_values
+from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of
 from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
 from flask_idempotency.session.transaction import NOT_OURS as ENDED_PAST_US
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
-from . import lease_statements, statements
+from . import statements
 from .failures import (
     CONFLICTS,
     DIVISION_BY_ZERO,
@@ -48,6 +48,9 @@ _REFUSED_BY_DRIVER = re.compile("during a two-phase transaction|forbidden within
 Look = Callable[[RawConnection], Any]
 
 _HAD_WRITTEN = statements.LOCKED.index("had_written")
+
+LATE = 0.01
+"""The part of its retention that a view may take before that begins again when it ends."""
 
 STRICT = ("repeatable read", "serializable")
 """Levels of isolation at which a transaction keeps seeing what it saw first."""
@@ -206,14 +209,12 @@ class PostgresHold:
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit, in one round trip."""
-        late = time.monotonic() - self._began > statements.LATE * self._claim.ttl_seconds
-        template = statements.FINISH_LATE if late else statements.FINISH
-        self._finish(template, response_values(response))
+        late = time.monotonic() - self._began > LATE * self._claim.ttl_seconds
+        self._finish(statements.FINISH, response_values(response, late=late))
 
-    def record(self, step: str, result: bytes) -> None:
+    def record(self, step: str, result: bytes | None) -> None:
         """Record the step and commit, in one round trip."""
-        values = {"step": step, "result": result, "attempt": self.attempt}
-        self._finish(lease_statements.FINISH_STEP, values)
+        self._finish(statements.FINISH_STEP, step_values(step, self.attempt, result))
 
     def _finish(self, template: str, values: dict[str, Any]) -> None:
         try:
@@ -284,24 +285,18 @@ def _read(answer: Any) -> tuple[str, list[str]]:
     return isolation, held.split() or [""]
 
 
-def record_in(key: bytes, texts: list[Any], digest: bytes, body: bytes | None) -> Record:
-    """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
-    fields = dict(zip(statements.FIELDS, texts, strict=True))
+def record_in(key: bytes, texts: Iterable[Any], digest: bytes, body: bytes | None) -> Record:
+    """A row of ``statements.LOOK``. Raises ``RecordBroken``."""
+    fields = dict(zip(statements.SQL.fields, texts, strict=True))
     return record_of(key, {**fields, "digest": digest, "body": body})
 
 
 class PostgresLease(Lease):
     """A lease in PostgreSQL, by connections of our own: the view may have the application's."""
 
-    statements = lease_statements
-
     def __init__(self, messages: Messages, claim: Claim, *, attempt: int) -> None:
         super().__init__(messages.own, claim, attempt=attempt)
         self._for_steps = messages
-
-    def record(self, step: str, result: bytes) -> None:
-        """Record a finished step and renew the lease, in one statement."""
-        self._change(lease_statements.RECORD_STEP, step=step, result=result, attempt=self.attempt)
 
     def open_step(self, connection: Connection | None = None) -> PostgresHold:
         """A transaction that holds the row, for one step: that of a connection, or a new one."""

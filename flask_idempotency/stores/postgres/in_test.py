@@ -36,7 +36,7 @@ class MessagesInTest(Messages):
     """Sends statements of our own on one connection, each message in a savepoint."""
 
     def __init__(self, usual: Messages, connection: Connection) -> None:
-        super().__init__(usual.engine, usual.table, usual.steps)
+        super().__init__(usual.engine, usual.table)
         self._own, self._usual, self._connection = self, usual, connection
         self._lock = RLock()
 
@@ -134,5 +134,6 @@ class RecordsInTest(PostgresRecords):
         self._in_test.change(first, {**claim_values(claim), **more})
         return HoldInTest.of(self._in_test, claim, self._connection)
 
-    def _lease(self, claim: Claim, attempt: int) -> PostgresLease:
+    def lease_of(self, claim: Claim, attempt: int) -> PostgresLease:
+        """See :class:`PostgresRecords`."""
         return _LeaseInTest(self._in_test, claim, attempt=attempt)

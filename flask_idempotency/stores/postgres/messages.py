@@ -42,16 +42,17 @@ class Facts:
 class Messages:
     """Sends statements of our own: for these tables, and prepared for this engine."""
 
+    sql, alone = statements.SQL, statements.ALONE
     _first = ""  # what each message begins with
 
-    def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
+    def __init__(self, engine: Engine, table: Table) -> None:
         if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
             raise ConfigurationError(
                 f"the engine's pool is a {type(engine.pool).__name__}, which hands one connection"
                 " to everyone: whatever a view writes on db.engine would be part of its operation."
                 " Use QueuePool (the default) or NullPool"
             )
-        self.engine, self.table, self.steps = engine, table, steps
+        self.engine, self.table = engine, table
         self.Error: type[Exception] = engine.dialect.loaded_dbapi.Error
         self._own: Messages | None = None
         self._brief: Messages | None = None
@@ -65,7 +66,7 @@ class Messages:
         Made when first needed, so that they are made ready by all of the pool's listeners.
         """
         if self._own is None:
-            own = self._own = Messages(apart(self.engine), self.table, self.steps)
+            own = self._own = Messages(apart(self.engine), self.table)
             own._own = own
         return self._own
 
@@ -78,7 +79,7 @@ class Messages:
 
     def owner(self, claim: Claim) -> str | None:
         """Who has the record of a claim's key by now."""
-        rows = self.fetch(statements.OWNER, {"key": claim.key})
+        rows = self.fetch(self.sql.owner, {"key": claim.key})
         return rows[0][0] if rows else None
 
     def fetch(self, template: str, values: Values = None) -> list[tuple[Any, ...]]:
@@ -91,14 +92,6 @@ class Messages:
     def change(self, template: str, values: Values = None) -> int:
         """Like :meth:`fetch`: how many rows the last statement changed."""
         return self.send(template, values)[1]
-
-    def operate(self, template: str, values: Values = None) -> tuple[list[tuple[Any, ...]], int]:
-        """Send a message of an operator's; the last statement's rows, and how many it changed.
-
-        It waits for a lock no longer than a request does: a migration may hold the table for minutes,
-        and the console's pages use the application's pool.
-        """
-        return self.send(statements.BRIEFLY + template, values)
 
     def send(self, template: str, values: Values = None) -> tuple[list[tuple[Any, ...]], int]:
         """Send a message; the last statement's rows, and how many it changed."""
@@ -153,7 +146,6 @@ class Messages:
             place = "" if self.table.schema or not facts.schema else f"{facts.schema}."
             prepared = template.format(
                 table=place + name.format_table(self.table),
-                steps=place + name.format_table(self.steps),
                 role=facts.role,
                 settings=facts.begins,
                 begin=level,

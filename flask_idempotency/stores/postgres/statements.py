@@ -1,14 +1,13 @@
-"""The SQL of the Postgres store, as a reviewer would paste it into psql.
+"""The messages to PostgreSQL, as a reviewer would paste them into psql.
 
-Each constant is one message to the server, or a part of one: statements joined by ``;`` travel
-together and cost one round trip. ``{table}`` is filled in once for each application; ``%(name)s`` are
-bound values.
+Statements joined by ``;`` travel together and cost one round trip; those that stand alone are in
+:mod:`flask_idempotency.stores.sql`. ``{table}``, ``{role}``, ``{settings}`` and ``{begin}`` are filled
+in once for each application.
 
-Every time is ``clock_timestamp()``, the database's clock at this moment (``now()`` would be the
-transaction's start). No wait for a lock exceeds 250 ms: an uncommitted INSERT, the moment
-between FINISH and its commit, or an ALTER TABLE may hold it (``INSERT ... ON CONFLICT`` waits for
-those, and SKIP LOCKED skips rows only, not tables). Shorter would refuse what a slow disk's commit
-just delays; longer would pile up workers behind a migration.
+No wait for a lock exceeds 250 ms: an uncommitted INSERT, the moment between FINISH and its commit, or
+an ALTER TABLE may hold it (``INSERT ... ON CONFLICT`` waits for those, and SKIP LOCKED skips rows only,
+not tables). Shorter would refuse what a slow disk's commit just delays; longer would pile up workers
+behind a migration.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 from flask_idempotency.session.guard import HARMLESS
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.own_pool import BRIEF_SECONDS
-from flask_idempotency.stores.table import NO_LEASE, VERSION
+from flask_idempotency.stores.sql import NO_LEASE, VERSION, Dialect, Statements
 
 LOCK_TIMEOUT = "250ms"
 
@@ -32,61 +31,63 @@ OBSERVING = f"""SET LOCAL statement_timeout = '{BRIEF_SECONDS * 1000:.0f}ms';
 SET LOCAL synchronous_commit = off;
 """
 
-# An operation that is not atomic does not expire before its end: its effects may be out in the world.
-EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
+SQL = Statements(
+    Dialect(
+        now="clock_timestamp()",
+        after="clock_timestamp() + {} * interval '1 second'",
+        since="extract(epoch FROM clock_timestamp() - {})::float8",
+        # Infinite ones have none, and before PostgreSQL 17 an error.
+        oldest="""extract(epoch FROM clock_timestamp()
+         - min({0}) FILTER (WHERE isfinite({0})))::float8""",
+        later="greatest",
+        # As text: it may be infinite, before the year 1 or after 9999. BC is written, AD is not.
+        text="""coalesce(replace(
+         to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
+        digits="encode(substring(key for 8), 'hex')",
+        with_step="""(coalesce(steps::jsonb, jsonb_build_object())
+         || jsonb_build_object(%(step)s::text, jsonb_build_object('attempt', %(attempt)s::int,
+              'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
+              'result', %(result)s::text)))::json""",
+        with_entry="""(coalesce(audit::jsonb, jsonb_build_array())
+         || jsonb_build_array(jsonb_build_object('by', %(by)s::text, 'did', %(did)s::text,
+              'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
+              'why', %(why)s::text)))::json""",
+        skip=" FOR UPDATE SKIP LOCKED",
+        # Also on a server that commits asynchronously by default. Stronger settings stay. Unlike
+        # {settings}, this need not ask anything first.
+        durably="""SELECT set_config('synchronous_commit', 'on', true)
+ WHERE current_setting('synchronous_commit') = 'off';
+""",
+        # An overview is asked for again and again: it must never become a load.
+        bounded="SET LOCAL statement_timeout = '3s';\n",
+        # The same pages each time, so that a number moves only if the table does.
+        sample="TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (0)",
+    )
+)
 
-# What the array below holds, by the names of ``core.rows``.
-FIELDS = (
-    "name", "state", "owner", "headers", "version", "attempt", "expired", "lease_left", "status",
-    "released_attempt", "age", "released",
-)  # fmt: skip
-# One array in place of as many columns, here and below: psycopg2 decodes the name of each column in
-# Python, which takes longer than all values.
-COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
-       {EXPIRED}::int::text,
-       extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text,
-       released_attempt::text, extract(epoch FROM clock_timestamp() - created_at)::float8::text,
-       CASE WHEN lease_expires_at IS NOT NULL
-            THEN extract(epoch FROM clock_timestamp() - completed_at)::float8::text END],
-       fingerprint, body"""
+# One array in place of as many columns: psycopg2 decodes the name of each column in Python, which takes
+# longer than all values.
+_FIELDS = ", ".join(f"CAST({field} AS text)" for field in SQL.fields.values())
+LOOK = f"""{BRIEFLY}SELECT ARRAY[{_FIELDS}], fingerprint, body
+  FROM {{table}} WHERE key = %(key)s"""
 
 ECHO = "SELECT CAST(%(name)s AS text)"
 
-LOOK = f"""{BRIEFLY}SELECT {COLUMNS}
-  FROM {{table}} WHERE key = %(key)s"""
-
-# The claim's transaction. It is committed asynchronously: a crash that loses it also loses the
-# business transaction, which follows it in the WAL, and every process that could hold the key.
-_OPEN = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
+# The claim's transaction. That of an atomic operation is committed asynchronously: a crash that loses
+# it also loses the business transaction, which follows it in the WAL, and every process that could hold
+# the key. With a lease the record is the only proof that an effect may be out in the world: then, and
+# for every change of it, the commit waits for the disk ({settings} sees to a server that would not).
+_CLAIM = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 {BRIEFLY}"""
+CLAIM = f"{_CLAIM}{SQL.insert};\nCOMMIT;\n"
+TAKE_OVER = f"{_CLAIM}{SQL.take_over};\nCOMMIT;\n"
 
-INSERT = """INSERT INTO {table}
-       (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
-        lease_expires_at)
-VALUES (%(key)s, %(name)s, 'in_progress', %(version)s, %(digest)s, 1, %(owner)s,
-        clock_timestamp(), clock_timestamp() + %(ttl)s * interval '1 second',
-        clock_timestamp() + %(lease)s * interval '1 second')
-ON CONFLICT (key) DO NOTHING;
-"""
-
-# The row is only changed if it can be locked at once: then its holder's transaction has ended.
-# An expired record starts afresh, or stays as it is. A lease that still runs keeps everybody out.
-TAKE_OVER_ROW = f"""UPDATE {{table}} SET
-       name = %(name)s, state = 'in_progress',
-       fingerprint_version = %(version)s, fingerprint = %(digest)s, owner = %(owner)s,
-       attempt = CASE WHEN {EXPIRED} THEN 1 ELSE attempt + 1 END,
-       released_attempt = CASE WHEN NOT {EXPIRED} THEN released_attempt END,
-       created_at = CASE WHEN {EXPIRED} THEN clock_timestamp() ELSE created_at END,
-       expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
-       lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
-       completed_at = NULL, status = NULL, headers = NULL, body = NULL
- WHERE key = (SELECT key FROM {{table}}
-               WHERE key = %(key)s AND owner = %(seen)s
-                 AND ({EXPIRED} OR state = 'in_progress')
-                 AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE
-                 FOR UPDATE SKIP LOCKED);
-"""
+# Several statements in one message are one transaction, and the row count is that of the last.
+ALONE = f"{{settings}}{BRIEFLY}"
+_LEASE = f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{ALONE}"
+CLAIM_LEASE = f"{_LEASE}{SQL.insert};\nCOMMIT;\n{SQL.attempt}"
+TAKE_LEASE = f"{_LEASE}{SQL.take_over};\nCOMMIT;\n{SQL.attempt}"
 
 # What a hold must know of the row and its transaction, in the order in which LOCK reads it.
 LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit")
@@ -161,8 +162,6 @@ FACTS = f"""SELECT quote_literal(current_setting('role')),
 WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
 # A server that commits asynchronously by default must not do so with a response that was sent.
 SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
-CLAIM = _OPEN + INSERT + "COMMIT;\n"
-TAKE_OVER = _OPEN + TAKE_OVER_ROW + "COMMIT;\n"
 
 # Completing and committing in one message. The view may have set a role that may not see the record, or
 # a commit that does not wait for the disk: put right first. If this is still the transaction that
@@ -171,30 +170,18 @@ TAKE_OVER = _OPEN + TAKE_OVER_ROW + "COMMIT;\n"
 # that of an UPDATE sent together with COMMIT is lost. So the row is read back; as it was locked, only
 # this transaction can have completed it. Reading it also lets PostgreSQL prune its page: the room of
 # older rows' first versions is used again at once, not after a VACUUM.
-STILL_OURS = """SELECT set_config('role', {role}, true),
+_STILL_OURS = """SELECT set_config('role', {role}, true),
        set_config('synchronous_commit', %(synchronous_commit)s, true);
-SELECT 1 / (pg_catalog.txid_current() = %(xid)s)::int;"""
-_COMPLETE = f"""{STILL_OURS}
-UPDATE {{table}} SET state = 'completed', completed_at = clock_timestamp(),
-       status = %(status)s, headers = %(headers)s, body = %(body)s"""
-READ_BACK = """SELECT 1 / pg_catalog.count(*)::int FROM {table}
+SELECT 1 / (pg_catalog.txid_current() = %(xid)s)::int;
+"""
+FINISH = f"""{_STILL_OURS}{SQL.finish};
+SELECT 1 / pg_catalog.count(*)::int FROM {{table}}
  WHERE key = %(key)s AND owner = %(owner)s AND state = 'completed'"""
-_FINISH = f"""
- WHERE key = %(key)s AND owner = %(owner)s;
-{READ_BACK}"""
 
-FINISH = _COMPLETE + _FINISH
-
-# For a view that took more than LATE of the retention, which begins again now. Otherwise expires_at
-# is left alone: an unchanged index column keeps the UPDATE a HOT one, and a hundredth of a day early
-# harms nobody.
-LATE = 0.01
-_RENEW = """,
-       expires_at = clock_timestamp() + %(ttl)s * interval '1 second'"""
-
-FINISH_LATE = _COMPLETE + _RENEW + _FINISH
-
-OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
+# A step whose writes commit with it ends the transaction that holds its row.
+FINISH_STEP = f"""{_STILL_OURS}WITH done AS ({SQL.record_step}
+RETURNING 1)
+SELECT 1 / (SELECT pg_catalog.count(*) FROM done)::int"""
 
 # Waits for the holder's row lock, in the server: no polling, and a dead holder counts at once.
 # KEY SHARE is the weakest lock that conflicts with FOR UPDATE.
@@ -232,8 +219,7 @@ WITH gone AS (
     SELECT ctid FROM ONLY {piece}
      WHERE {NO_LEASE} AND {which}
        AND expires_at >= %(since)s::timestamptz
-     ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key, expires_at),
-steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
+     ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING expires_at)
 SELECT count(*), max(expires_at)::text FROM gone"""
 
 
@@ -247,44 +233,23 @@ OLDER = """(expires_at <= (SELECT clock_timestamp())
 AFTER_RESPONSE = "SET LOCAL statement_timeout = '100ms';\nSET LOCAL lock_timeout = '50ms';\n"
 
 
-# What an operator decides waits for the disk, also on a server that commits asynchronously by default.
-# Stronger settings stay. Unlike {settings}, this need not ask anything first.
-DURABLY = """SELECT set_config('synchronous_commit', 'on', true)
- WHERE current_setting('synchronous_commit') = 'off';
-"""
-
-
 # Of what was found without a lock a moment ago, only what nobody works on now.
-def erase(noted: str = "") -> str:
-    """Delete some records and their steps; ``noted`` is one more part of the same statement."""
-    return f"""{{settings}}{BRIEFLY}WITH gone AS (
-  DELETE FROM {{table}} WHERE key = ANY (ARRAY(
+ERASE = f"""{{settings}}{BRIEFLY}DELETE FROM {{table}} WHERE key = ANY (ARRAY(
     SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {NO_LEASE}
-       AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))
-  RETURNING key),
-steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key){noted}
-SELECT count(*) FROM gone"""
+       AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))"""
 
-
-# The table, or its partitions.
+# What rows are stored in: the table, or its partitions.
 _PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
  WHERE pg_class.oid = $name${table}$name$::regclass AND relkind <> 'p' OR pg_class.oid IN (
   SELECT relid FROM pg_partition_tree($name${table}$name$::regclass) WHERE isleaf)"""
 
-# What is purged one after the other.
 PIECES = f"SELECT quote_ident(nspname) || '.' || quote_ident(relname) {_PIECES}"
-
-# An overview is asked for again and again: it must never become a load, whatever the table is like.
-BOUNDED = f"SET LOCAL statement_timeout = '3s';\n{BRIEFLY}"
-
-# In pages, in records as the planner estimates them, and the counters of pg_stat_user_tables.
-_PAGES = "pg_relation_size(pg_class.oid) / current_setting('block_size')::float8"
-SIZE = f"""{BOUNDED}SELECT sum({_PAGES}),
-       coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * {_PAGES}), 0),
-       sum(pg_stat_get_tuples_inserted(pg_class.oid))::bigint,
-       sum(pg_stat_get_tuples_deleted(pg_class.oid))::bigint
-  {_PIECES}"""
 
 SAMPLED_PAGES = 1000
 """How many pages of a table an overview reads: 8 MB, some milliseconds. In thousands of records a state
 that one in a hundred has is counted to about a tenth."""
+
+# In so many percent of its pages.
+_PAGES = "sum(pg_relation_size(pg_class.oid)) / current_setting('block_size')::int"
+SAMPLE = f"""SELECT least(100, 100.0 * {SAMPLED_PAGES} / greatest(1, {_PAGES}))::float8
+  {_PIECES}"""

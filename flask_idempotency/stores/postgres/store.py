@@ -21,7 +21,7 @@ from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.admin import Admin
 
-from . import lease_statements, statements
+from . import statements
 from .failures import QUERY_CANCELED
 from .holds import NOT_OURS, PostgresHold, PostgresLease, record_in
 from .messages import Messages
@@ -37,8 +37,8 @@ class PostgresRecords:
     atomic = True
     one_writer = False
 
-    def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
-        messages = Messages(engine, table, steps)
+    def __init__(self, engine: Engine, table: Table) -> None:
+        messages = Messages(engine, table)
         self._find: Callable[[], Messages] = lambda: messages
 
     @property
@@ -48,7 +48,7 @@ class PostgresRecords:
 
     def admin(self) -> Admin:
         """Return the operator's side."""
-        from .admin import PostgresAdmin  # only operators need it
+        from flask_idempotency.stores.sql_admin import PostgresAdmin  # only operators need it
 
         return PostgresAdmin(self)
 
@@ -79,7 +79,9 @@ class PostgresRecords:
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
-        return self._begin("CLAIM", claim)
+        if claim.lease_seconds is None:
+            return self._hold(claim, statements.CLAIM)
+        return self._lease(claim, statements.CLAIM_LEASE)
 
     def look_or_claim(self, claim: Claim) -> Record | PostgresHold | PostgresLease | None:
         """The record; if there is none, a claim, on the same connection."""
@@ -104,21 +106,21 @@ class PostgresRecords:
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
-        return self._begin("TAKE_OVER", claim, seen=as_seen.owner)
+        if claim.lease_seconds is None:
+            return self._hold(claim, statements.TAKE_OVER, seen=as_seen.owner)
+        return self._lease(claim, statements.TAKE_LEASE, seen=as_seen.owner)
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""
         milliseconds = max(1, int(seconds * 1000))
         self._rows(_WAIT_IS_OVER, statements.WAIT, {"key": key, "milliseconds": milliseconds})
 
-    def _begin(self, verb: str, claim: Claim, **more: Any) -> PostgresHold | PostgresLease | None:
-        if claim.lease_seconds is not None:
-            first = getattr(lease_statements, verb)
-            rows = self._rows(NOT_OURS, first, {**claim_values(claim), **more})
-            return self._lease(claim, rows[0][0]) if rows else None
-        return self._hold(claim, getattr(statements, verb), **more)
+    def _lease(self, claim: Claim, first: str, **more: Any) -> PostgresLease | None:
+        rows = self._rows(NOT_OURS, first, {**claim_values(claim), **more})
+        return self.lease_of(claim, rows[0][0]) if rows else None
 
-    def _lease(self, claim: Claim, attempt: int) -> PostgresLease:
+    def lease_of(self, claim: Claim, attempt: int) -> PostgresLease:
+        """The hold of a claim whose lease is in the record."""
         return PostgresLease(self.messages, claim, attempt=attempt)
 
     def _hold(self, claim: Claim, first: str, **more: Any) -> PostgresHold | None:

@@ -19,14 +19,11 @@ from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.records import ERASED
 from flask_idempotency.core.rows import finite
 from flask_idempotency.stores.admin import (
-    ERASURE_SECONDS,
     USUAL,
     AuditEntry,
     Belongings,
-    Erasure,
     Finding,
     Line,
     NothingToDo,
@@ -60,8 +57,6 @@ for i, key in ipairs(KEYS) do
     local owner = redis.pcall('HGET', key, 'owner')
     if type(owner) == 'string' and {is_observed("owner")} then
       line[2] = 'observed'
-    elseif owner == '{ERASED}' then
-      line[2] = 'erased'
     end
     line[8] = redis.call('HEXISTS', key, 'body') == 1 and redis.call('HSTRLEN', key, 'body')
     line[9] = redis.call('PTTL', key)
@@ -103,14 +98,6 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local held = redis.call('HGET', KEYS[1], 'audit') or ''
 redis.call('HSET', KEYS[1], 'audit', held .. {_ENTRY})
 return 1"""
-
-# Sent before the records are deleted, which may be on other servers, and once more with their number.
-_ERASURE = f"""{NOW}
-redis.call('HSET', KEYS[1], 'name', ARGV[4], 'state', 'in_progress', 'attempt', 0, 'owner', '{ERASED}',
-           'created', now, 'audit', {_ENTRY})
-redis.call('PEXPIRE', KEYS[1], ARGV[5])"""
-
-_FORGET_ERASURE = "redis.call('DEL', KEYS[1])"
 
 _AUDIT = "return redis.call('HGET', KEYS[1], 'audit') or ''"
 
@@ -193,7 +180,7 @@ class RedisAdmin:
 
     def outermost(self) -> list[bytes]:
         """Return the keys of the youngest and the oldest of some thousand records."""
-        some = [seen for seen in islice(self._seen(), AT_ONCE) if seen[1].state != "erased"]
+        some = list(islice(self._seen(), AT_ONCE))
         some.sort(key=lambda seen: str(seen[1].created))
         return [key for key, *_ in some[:1] + some[-1:]]
 
@@ -202,7 +189,7 @@ class RedisAdmin:
         found = list[AuditEntry]()
         for key in self._keys(start):
             for line in self._records.run(_AUDIT, key).splitlines():
-                found += read_audit(b"[%b]" % line, "")
+                found += read_audit(b"[%b]" % line)
         return [replace(entry, at=_time(entry.at)) for entry in found]
 
     def settle(self, verdict: Verdict) -> bool:
@@ -217,7 +204,7 @@ class RedisAdmin:
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
         """Return the records of a scope."""
-        keys, left, names = list[bytes](), Counter[str](), set[str]()
+        keys, left = list[bytes](), Counter[str]()
         for key, line, _ in self._seen(end=tail):
             if name not in (None, line.operation):
                 continue
@@ -225,31 +212,14 @@ class RedisAdmin:
                 left[line.state] += 1
             else:
                 keys.append(key)
-                names.add(line.operation)
-        return Belongings(keys, dict(left), frozenset(names))
+        return Belongings(keys, dict(left))
 
     def note(self, key: bytes, entry: AuditEntry) -> bool:
         """Note what an operator did."""
         return bool(self._records.run(_NOTE, key, entry.by, entry.did, entry.why))
 
-    def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what has no lease."""
-        if erasure is not None:
-            self._note_erasure(erasure, len(keys))
-        erased = self._erase(keys, seen)
-        if erasure is not None and erased != len(keys):
-            self._note_erasure(erasure, erased)
-        return erased
-
-    def _note_erasure(self, erasure: Erasure, count: int) -> None:
-        if not count:
-            self._records.run(_FORGET_ERASURE, erasure.key)
-            return
-        entry, lives = erasure.entry, milliseconds(ERASURE_SECONDS)
-        values = entry.by, entry.did, f"records: {count}", erasure.operation, lives
-        self._records.run(_ERASURE, erasure.key, *values)
-
-    def _erase(self, keys: list[bytes], seen: str | None) -> int:
         if seen is not None:
             return sum(int(self._records.run(_ERASE, key, seen)) for key in keys)
         return sum(self._records.run_for_all(_ERASE, keys))

@@ -250,18 +250,20 @@ class RedisLease:
         """Renew the lease."""
         self._change(RENEW, milliseconds(seconds))
 
-    def steps(self) -> dict[str, bytes]:
+    def steps(self) -> dict[str, bytes | None]:
         """The results of the finished steps."""
-        found: dict[str, bytes] = {}
+        found: dict[str, bytes | None] = {}
         for names in _batches(self._records.run(STEPS, self._claim.key)):
             fields = [b"step:" + name for name in names]
             results = self._records.run(RESULTS, self._claim.key, *fields)
-            found.update(zip([name.decode() for name in names], results, strict=True))
+            found |= {
+                name.decode(): result or None for name, result in zip(names, results, strict=True)
+            }
         return found
 
-    def record(self, step: str, result: bytes) -> None:
+    def record(self, step: str, result: bytes | None) -> None:
         """Record a finished step and renew the lease."""
-        self._change(RENEW, milliseconds(self._claim.lease_seconds or 0), step, result)
+        self._change(RENEW, milliseconds(self._claim.lease_seconds or 0), step, result or b"")
 
     def open_step(self) -> Any:
         """There is no transaction that a step could commit with."""

@@ -19,7 +19,7 @@ from flask_idempotency.session.transaction import hook
 from flask_idempotency.stores.postgres import holds
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis import lock
-from flask_idempotency.stores.table import define_steps, define_table
+from flask_idempotency.stores.table import define_table
 from servers import plain_dsn
 from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
 
@@ -86,7 +86,7 @@ class Servers:
         event.listen(self.engine, "checkout", self._taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
-        self.records = PostgresRecords(self.engine, table, define_steps(table))
+        self.records = PostgresRecords(self.engine, table)
         table.metadata.create_all(self.engine)
         hook(self.engine, lambda *_what: None)
         self.records.messages.facts()  # the questions of an engine's first use

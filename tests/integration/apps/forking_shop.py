@@ -28,9 +28,9 @@ ROWS = 200
 FORK = multiprocessing.get_context("fork")
 
 GOES_ON = """
-    select count(*) = 1 from idempotency_record as record
+    select count(*) = 1 from idempotency_record
     where state = 'in_progress' and lease_expires_at > clock_timestamp()
-    and not exists (select from idempotency_record_step as step where step.key = record.key)
+    and steps is null
 """
 
 db = SQLAlchemy()

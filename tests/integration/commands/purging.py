@@ -36,7 +36,7 @@ def purged(world: Any, batch: int = 1000) -> list[int]:
 def send_purge(cursor: Any, batch: int = 1000) -> int:
     """What the purge sends for one batch, in the cursor's own transaction; how many it deleted."""
     purge = statements.purge("idempotency_record")
-    message = purge.format(steps="idempotency_record_step", role="'none'")
+    message = purge.format(role="'none'")
     values = {"batch": batch, "since": "-infinity"}
     cursor.execute(message, values)
     return int(cursor.fetchone()[0])

@@ -14,6 +14,7 @@ from flask_idempotency import current_operation, idempotent
 from flask_idempotency.cli import cli
 from tests.integration.commands.running import runner
 from tests.killed import Killed
+from tests.web.leased.records import forge
 
 KEYS = ["Yj1B5nbJVnb2nFHwpIlN8qn-_2XxXh6m0l0ZkJ3W7xE"]
 PAID = ["--status", "201", "--body", '{"paid": true}', "--why", "the provider has it"]
@@ -168,7 +169,7 @@ def test_show_has_the_results_of_finished_steps(shop):
 
 def test_a_long_result_is_cut_in_the_table_alone(shop):
     digits = shop.interrupt()
-    shop.world.sql("update idempotency_record_step set result = :long", long=b"a" * 5000)
+    forge(shop.world, "a" * 5000)
     assert shop.show(digits)["steps"][0]["result"] == "a" * 5000
     assert max(map(len, shop.run("show", digits).output.splitlines())) < 250
 

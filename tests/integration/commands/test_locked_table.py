@@ -22,7 +22,7 @@ def world(make_world):
 @pytest.fixture
 def locked(world):
     with outside(world) as migration:
-        migration.execute("lock table idempotency_record, idempotency_record_step")
+        migration.execute("lock table idempotency_record")
         yield
 
 

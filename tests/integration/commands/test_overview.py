@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from flask_idempotency.stores.admin import CAPPED, Overview, Tally
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.admin import PostgresAdmin
 
 FILL = """insert into idempotency_record
        (key, expires_at, created_at, lease_expires_at, attempt, fingerprint_version, status, state,
@@ -55,7 +54,7 @@ def test_a_small_table_is_counted(world):
 
 
 def test_a_large_table_is_estimated_but_interrupted_operations_are_counted(world, monkeypatch):
-    monkeypatch.setattr(statements, "SAMPLED_PAGES", 200)
+    monkeypatch.setattr(statements, "SAMPLE", statements.SAMPLE.replace("1000", "200"))
     fill(world, 1, 15_000)
     fill(world, 15_001, 20_000, state="'failed'")
     fill(world, 20_001, 20_003, state="'in_progress'", lease="clock_timestamp()")
@@ -64,14 +63,11 @@ def test_a_large_table_is_estimated_but_interrupted_operations_are_counted(world
     assert found.interrupted == found.by_state["interrupted"] == 3
     assert found.by_state["completed"] == pytest.approx(15_000, rel=0.5)
     assert found.total == pytest.approx(20_003, rel=0.3)
-    world.sql("analyze idempotency_record")
-    assert overview(world.app).total == pytest.approx(20_003, abs=6)
-    found = overview(world.app)
     assert overview(world.app).tallies == found.tallies, "the same pages each time"
 
 
 def test_an_estimate_does_not_wait_for_the_statistics_after_a_purge(world, monkeypatch):
-    monkeypatch.setattr(statements, "SAMPLED_PAGES", 200)
+    monkeypatch.setattr(statements, "SAMPLE", statements.SAMPLE.replace("1000", "200"))
     fill(world, 1, 20_000)
     world.sql("analyze idempotency_record")
     world.sql("delete from idempotency_record where get_byte(key, 0) < 192")
@@ -79,7 +75,7 @@ def test_an_estimate_does_not_wait_for_the_statistics_after_a_purge(world, monke
 
 
 def test_pages_that_a_purge_has_emptied_count_as_empty(world, monkeypatch):
-    monkeypatch.setattr(statements, "SAMPLED_PAGES", 200)
+    monkeypatch.setattr(statements, "SAMPLE", statements.SAMPLE.replace("1000", "200"))
     fill(world, 1, 20_000)
     world.sql("analyze idempotency_record")
     first = "select substring(sha256(int8send(n)) for 23) from generate_series(1, 8000) as n"
@@ -99,14 +95,6 @@ def test_what_should_be_few_is_counted_up_to_a_limit(world):
     assert found.expired_seconds is None, "since ever"
 
 
-def test_what_was_inserted_and_deleted_is_counted(world):
-    fill(world, 1, 5)
-    world.sql("delete from idempotency_record")
-    world.sql("select pg_stat_force_next_flush()")
-    found = overview(world.app)
-    assert found.inserted >= found.deleted >= 5
-
-
 def test_a_partitioned_table_is_counted(world):
     world.sql("alter table idempotency_record rename to template")
     world.sql("create table idempotency_record (like template) partition by hash (key)")
@@ -123,8 +111,14 @@ def test_interrupted_operations_are_listed_by_their_index(world):
     fill(world, 1, 5_000)
     fill(world, 5_001, 5_003, state="'in_progress'", lease="clock_timestamp()")
     world.sql("analyze idempotency_record")
-    sql = PostgresAdmin.sql.newest.format(table="idempotency_record")
-    for word, value in {"name": "null", "state": "'interrupted'", "limit": "20"}.items():
+    sql = statements.SQL.newest.format(table="idempotency_record")
+    for word, value in {
+        "every_scope": "true",
+        "tail": "''",
+        "name": "null",
+        "state": "'interrupted'",
+        "limit": "20",
+    }.items():
         sql = sql.replace(f"%({word})s", value)
     plan = "\n".join(row[0] for row in world.sql(f"explain {sql}"))
     assert "ix_idempotency_record_leased" in plan

@@ -11,6 +11,5 @@ INSERT INTO idempotency_record
 INSERT INTO idempotency_record
  (key, expires_at, created_at, completed_at, lease_expires_at, attempt, fingerprint_version, status, state, owner, name, fingerprint, headers, body)
  VALUES (E'\\x56ff23e7a887e902ae8de2fdec1cc25fd52231cfd98026', '2126-11-22 12:00:00+00', '2026-11-22 12:00:00+00', '2026-11-22 12:00:01+00', NULL, '1', '5', '201', 'completed', 'Ev+IbIYh6sw2', 'json', E'\\x5229c900e0811d89e6ec9ee0e5e98e3a', '"json"', E'\\x7b226964223a317d0a');
-INSERT INTO idempotency_record_step
- (key, name, attempt, created_at, result)
- VALUES (E'\\x91f446190ab306d56e7f0cd63dac082ed52231cfd98026', 'step', '1', '2026-11-22 12:00:00+00', E'\\x7b225c7530306663223a205b312c206e756c6c5d7d');
+UPDATE idempotency_record SET steps = '{"step": {"attempt": 1, "at": "2026-11-22 12:00:00.000000", "result": "{\"\\u00fc\": [1, null]}"}}'
+ WHERE key = E'\\x91f446190ab306d56e7f0cd63dac082ed52231cfd98026';

@@ -11,6 +11,5 @@ INSERT INTO idempotency_record
 INSERT INTO idempotency_record
  (key, expires_at, created_at, completed_at, lease_expires_at, attempt, fingerprint_version, status, state, owner, name, fingerprint, headers, body)
  VALUES (E'\\x56ff23e7a887e902ae8de2fdec1cc25fd52231cfd98026', '2126-11-22 12:00:00+00', '2026-11-22 12:00:00+00', '2026-11-22 12:00:01+00', NULL, '1', '5', '201', 'completed', 'uQbXOR6lt6mi', 'json', E'\\xb923c2f515471d08ad59d8e9fb6756554d531d2a8abdf883', NULL, E'\\x01b923c2f515471d08711db869e478991396a5194da5531f39fe4c8ffa3eb8c30b23e96626966d9348fd1d5bc07a6b85f99c0f4f5b777ee6c3b34b7bfdd7c250067aab5c90cb81f4c8ef8a168b78246204c9e767d3c76995ce47d7ff0bed6a387faa196bafc777570d08a649b7a04ece');
-INSERT INTO idempotency_record_step
- (key, name, attempt, created_at, result)
- VALUES (E'\\x91f446190ab306d56e7f0cd63dac082ed52231cfd98026', 'step', '1', '2026-11-22 12:00:00+00', E'\\x01b923c2f515471d08d94cecbb1fc41f415c5c21312115a4e84794c90542c4f55f0fd8e4994962a6b8e379558a23af0adb232e1b08f1cf3f2d40');
+UPDATE idempotency_record SET steps = '{"step": {"attempt": 1, "at": "2026-11-22 12:00:00.000000", "result": "sealed:AbkjwvUVRx0I2Uzsux/EH0FcXCExIRWk6EeUyQVCxPVfD9jkmUliprjjeVWKI68K2yMuGwjxzz8tQA=="}}'
+ WHERE key = E'\\x91f446190ab306d56e7f0cd63dac082ed52231cfd98026';

@@ -186,7 +186,7 @@ def test_a_missing_table_is_a_page_that_says_what_to_run(browser, world):
 
 def test_the_page_needs_no_table_of_its_own(world):
     tables = set(world.db.metadata.tables)
-    assert tables == {"idempotency_record", "idempotency_record_step", "payment"}
+    assert tables == {"idempotency_record", "payment"}
 
 
 class TestOtherStores:

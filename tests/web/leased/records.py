@@ -20,5 +20,26 @@ def begun(world, ago):
 
 
 def steps(world):
-    """The finished steps, oldest first."""
-    return world.sql("select name, attempt from idempotency_record_step order by created_at")
+    """The finished steps, oldest first: their names, and the attempts that finished them."""
+    return [(name, int(step["attempt"])) for name, step in _stored_steps(world)]
+
+
+def results(world):
+    """The results of the finished steps, as they are stored."""
+    return [step["result"] for _, step in _stored_steps(world)]
+
+
+def forge(world, result, step="charge"):
+    """Write another result of a step."""
+    world.sql(
+        "update idempotency_record set steps ="
+        " jsonb_set(cast(steps as jsonb), array[:step, 'result'], to_jsonb(cast(:result as text)))",
+        step=step,
+        result=result,
+    )
+
+
+def _stored_steps(world):
+    stored = world.sql("select steps from idempotency_record where steps is not null")
+    every = [item for (steps,) in stored for item in steps.items()]
+    return sorted(every, key=lambda item: item[1]["at"])

@@ -78,7 +78,7 @@ def test_an_atomic_step_that_caught_an_error_without_a_rollback_is_not_recorded(
 
 PASSING = {
     "a statement's time-out": ("set local statement_timeout = '50ms'", "select pg_sleep(10)"),
-    "a lock's time-out": ("set local lock_timeout = '50ms'", "lock table idempotency_record_step"),
+    "a lock's time-out": ("set local lock_timeout = '50ms'", "lock table other"),
     "a cancelled statement": ("select pg_cancel_backend(pg_backend_pid()), pg_sleep(10)",),
     "a full disk": ("do $$ begin raise exception 'full' using errcode = '53100'; end $$",),
     "an error of the system": ("do $$ begin raise exception 'i/o' using errcode = '58030'; end $$",),
@@ -107,8 +107,9 @@ def test_an_atomic_step_that_met_what_passes_leaves_the_operation_interrupted(
         return {}, 201
 
     add(view, on_interrupted="retry")
+    world.sql("create table other ()")
     with closing(psycopg2.connect(dsn)) as other:
-        other.cursor().execute("lock table idempotency_record_step in row share mode")
+        other.cursor().execute("lock table other in row share mode")
         assert_problem(world.post(), 503, "store-unavailable", retry=True)
     assert (lease_is_over(world), steps(world)) == (True, [("charge", 1)])
     assert world.post().status_code == 201

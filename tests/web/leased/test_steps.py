@@ -4,7 +4,7 @@ import pytest
 
 from flask_idempotency import Retryable, StoreUnavailable, current_operation, idempotent
 from flask_idempotency.core.errors import StepError
-from tests.web.leased.records import end_lease, steps
+from tests.web.leased.records import end_lease, forge, results, steps
 
 
 class Provider:
@@ -89,6 +89,40 @@ def test_a_result_that_is_not_json_is_told_before_the_next_effect(
     assert "StepError: step 'first' was done, but its result is not JSON" in caplog.text
     assert [amount for amount, _ in provider.calls] == [1]
     assert world.post().headers["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.parametrize("result", [float("nan"), "a" * 2**20], ids=["no JSON", "too long"])
+def test_what_ran_is_recorded_as_run_whatever_came_of_it(world, add_json, provider, result):
+    """It is never called again, and the operation waits for an operator."""
+    errors = []
+
+    def view():
+        try:
+            current_operation.step("charge", provider.charge, 5, result=result)
+        except StepError as error:
+            errors.append(str(error))
+            raise Retryable from error
+        return {}
+
+    add_json(view)
+    for _ in range(3):
+        assert world.post().status_code == 503
+        world.sql("update idempotency_record set expires_at = created_at")
+    assert len(provider.calls) == 1
+    assert "step 'charge' was done, but its result" in errors[0]
+    assert "an operator must decide about this operation" in errors[1] == errors[2]
+    assert (steps(world), results(world)) == ([("charge", 1)], [None])
+
+
+def test_where_there_is_no_room_for_a_result_the_step_is_not_called(world, add_json, provider):
+    def view():
+        for number in range(4):
+            current_operation.step(f"charge {number}", provider.charge, 5, result="a" * (2**19 - 2))
+
+    add_json(view)
+    assert world.post().status_code == 500
+    assert len(provider.calls) == 2
+    assert [attempt for _, attempt in steps(world)] == [1, 1]
 
 
 def test_two_steps_of_one_name_are_an_error(world, add_json, provider):
@@ -210,8 +244,8 @@ def test_results_are_sealed_where_responses_are(world, add_json, provider):
 
     add_json(view)
     world.post()
-    ((stored,),) = world.sql("select result from idempotency_record_step")
-    assert b"canary" not in bytes(stored)
+    (stored,) = results(world)
+    assert "canary" not in stored
     assert world.post().json == "canary"
     assert len(provider.calls) == 1
 
@@ -226,19 +260,19 @@ def test_a_result_that_somebody_writes_in_plain_is_not_used(world, add_json, pro
 
     add_json(view)
     world.post()
-    ((sealed,),) = world.sql("select result from idempotency_record_step")
-    world.sql("update idempotency_record_step set result = :forged", forged=b'{"id": 666}')
+    (sealed,) = results(world)
+    forge(world, '{"id": 666}')
     assert world.post().status_code == 500
     assert "SealBroken: The stored step charge is not encrypted" in caplog.text
     assert [amount for amount, _ in provider.calls] == [5]
     assert [record.state for record in world.records()] == ["in_progress"]
-    world.sql("update idempotency_record_step set result = :sealed", sealed=bytes(sealed))
+    forge(world, sealed)
     world.sql("update idempotency_record set lease_expires_at = null")
     assert world.post().status_code == 201
     assert [amount for amount, _ in provider.calls] == [5, 1]
 
 
-@pytest.mark.parametrize("forged", [b"[" * 200_000 + b"]" * 200_000, b"1" * 5000, b"\xff", b"{"])
+@pytest.mark.parametrize("forged", ["[" * 200_000 + "]" * 200_000, "1" * 5000, "sealed:\xff", "{"])
 def test_a_result_that_cannot_be_read_leaves_the_operation_open(
     world, add_json, provider, caplog, forged
 ):
@@ -250,7 +284,7 @@ def test_a_result_that_cannot_be_read_leaves_the_operation_open(
 
     add_json(view)
     world.post()
-    world.sql("update idempotency_record_step set result = :forged", forged=forged)
+    forge(world, forged)
     assert world.post().status_code == 500
     assert "RecordBroken: The stored record" in caplog.text
     assert [record.state for record in world.records()] == ["in_progress"]

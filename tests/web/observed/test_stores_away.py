@@ -159,7 +159,6 @@ def test_a_new_connection_is_made_ready_as_the_applications_are(make_world, hear
 
     world.sql("create schema elsewhere")
     world.sql("alter table idempotency_record set schema elsewhere")
-    world.sql("alter table idempotency_record_step set schema elsewhere")
     with world.app.app_context():
         sa.event.listen(world.db.engine, "connect", connected)
     world.post()
