@@ -151,7 +151,7 @@ def scope_tail(scope: Scope) -> bytes:
             f"The scope of an idempotency key must be a str, int, UUID or None, not "
             f"{type(scope).__name__}: return the id of the tenant or user from the scope callable."
         )
-    return digest("scope", scope)[:SCOPE_BYTES]
+    return _scope_tail(scope)
 
 
 def derive_key(key: bytes, name: str) -> str:
@@ -170,10 +170,9 @@ def digest(*parts: Part) -> bytes:
         are found and compared by it, so its format may never change.
     """
     *before, last = parts or (b"",)
-    encode = _remembered if len(before) <= FEW else _encoded  # those in front of a key or a body
-    sha256 = hashlib.sha256(encode(*before))
+    encode = _encoded if parts[FEW + 1 :] else _remembered  # those in front of a key or a body
     tag, data = _tagged(last)
-    sha256.update(b"%b%d:" % (tag, len(data)))
+    sha256 = hashlib.sha256(b"%b%b%d:" % (encode(*before), tag, len(data)))
     sha256.update(data)  # not joined: it may be a body of megabytes
     return sha256.digest()
 
@@ -191,6 +190,11 @@ def _encoded(*parts: Part) -> bytes:
 
 
 _remembered = lru_cache(REMEMBERED, typed=True)(_encoded)
+
+
+@lru_cache(REMEMBERED, typed=True)
+def _scope_tail(scope: Scope) -> bytes:
+    return digest("scope", scope)[:SCOPE_BYTES]
 
 
 def _tagged(part: Part) -> tuple[bytes, bytes]:

@@ -303,14 +303,12 @@ class OpenTransaction(Running):
 
         Nor to raise, as it has to after one of the view that failed. Sends nothing.
         """
-        transaction, sessions = self.transaction, self._sessions()
-        is_unsaved = any(map(has_unsaved, sessions))
-        self._left = transaction.commits, transaction.rollbacks, is_unsaved
-        return not (
-            is_unsaved
-            or transaction.waits_for_commit()
-            or any(is_explicit(each) or not each.is_active for each in sessions)
-        )
+        waits, is_unsaved = self.transaction.waits_for_commit(), False
+        for session in self._sessions():
+            is_unsaved = is_unsaved or has_unsaved(session)
+            waits = waits or is_explicit(session) or not session.is_active
+        self._left = self.transaction.commits, self.transaction.rollbacks, is_unsaved
+        return not (is_unsaved or waits)
 
     def is_undone(self) -> bool:
         """Return True if what was left then has been dropped since."""

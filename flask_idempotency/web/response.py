@@ -52,7 +52,7 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     response.direct_passthrough = False
     response.make_sequence()  # get_data() would not, of a class that says so
     response.headers.remove(REPLAYED)
-    body = response.get_data()
+    body = b"".join(response.iter_encoded())
     too_large = len(body) > settings.max_response_bytes
     headers = storable(response.headers)
     return StoredResponse(status, headers, None if too_large else body)
