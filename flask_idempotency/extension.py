@@ -236,7 +236,7 @@ class Idempotency:
         ``authorize()`` is called in each request to it, inside the request. It returns the operator's
         name, which is recorded with what they do, or True, to let them in; False or None for a 403; or
         a response, such as a redirect to the sign-in page. It has no default. Register the blueprint
-        after :meth:`init_app`, and set ``SECRET_KEY``, which signs its forms.
+        after :meth:`init_app`.
 
         Raises ``ConfigurationError`` without an ``authorize`` that can be called.
         """

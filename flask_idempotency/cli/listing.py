@@ -7,26 +7,13 @@ from dataclasses import asdict
 import click
 from flask import current_app
 
-from flask_idempotency.core.errors import UnknownRecord
-from flask_idempotency.operate.find import DIGITS, STATES, admin, find
-from flask_idempotency.operate.show import Found, derived, key_of, row, shown_steps
+from flask_idempotency.operate.find import STATES, Sought, admin, find
+from flask_idempotency.operate.show import Found, look_into, row
 from flask_idempotency.operate.words import duration, records
 from flask_idempotency.stores.admin import CAPPED, Overview
-from flask_idempotency.web.routes import AppState, app_state
+from flask_idempotency.web.routes import app_state
 
-from .group import (
-    MANY,
-    as_json,
-    cli,
-    json_option,
-    key_option,
-    namespace_option,
-    operation_option,
-    sought,
-    table,
-    write,
-    write_rows,
-)
+from .group import MANY, as_json, cli, json_option, table, which_options, write, write_rows
 
 LONGEST_RESULT = 80
 """Characters of a step's result in a table; JSON has all of it."""
@@ -52,14 +39,10 @@ def create_table() -> None:
 
 
 @cli.command("list")
-@operation_option
+@which_options
 @click.option("--state", type=click.Choice(STATES), help="Only this state.")
 @click.option("--limit", type=MANY, default=20, show_default=True, metavar="N",
               help="The most records to list.")  # fmt: skip
-@key_option
-@click.option("--scope", metavar="SCOPE", help="Only the records of this tenant or user, or whose --key"
-              " it is.")  # fmt: skip
-@namespace_option
 @json_option
 @click.pass_context
 def list_records(context: click.Context, /, state: str | None, limit: int, **which: str | None) -> None:
@@ -69,33 +52,32 @@ def list_records(context: click.Context, /, state: str | None, limit: int, **whi
     scope, operation and key. If a worker dies in an atomic operation, the record stays
     "in_progress" until the next request with the key takes it over. An operation that is not atomic
     becomes "interrupted" when its lease runs out, and "released" when it may be run again.
-    "observed" is whatever was not enforced. Below stands how many records there are in all, of each
-    state, and what waits. In a large table the states are estimated ("about"); what waits is always
-    counted. With --key and with --scope there is no such summary, and with --scope the whole table
-    is read. The exit code is 1 if a --key or a --scope has no record.
+    "observed" is whatever was not enforced. Says so if there are more than --limit. Below stands how
+    many records there are in all, of each state, and what waits. In a large table the states are
+    estimated ("about"); what waits is always counted. With --key and with --scope there is no such
+    summary, and with --scope the whole table is read. The exit code is 1 if a --key or a --scope
+    has no record.
     """
-    app, wanted = app_state(current_app), sought(**which)
-    if {wanted.key, wanted.scope, wanted.namespace} == {None}:
-        store = admin(app)
-        write_rows([row(line) for line in store.newest(wanted.operation, state, limit)])
-        if not as_json() and (overview := store.overview()).total:
-            write("")
-            for sentence in summary(overview):
-                write(sentence)
-        return
-    lines = wanted.lines(app, state, limit)
-    if lines is None:
-        raise click.UsageError("a record is found by --key and --operation, with its --scope")
-    write_rows([row(line) for line in lines], wanted.nothing_found(app))
-    context.exit(0 if lines else 1)
+    app, sought = app_state(current_app), Sought(**which)
+    lines = sought.lines(app, state, limit + 1)
+    write_rows([row(line) for line in lines[:limit]], sought.nothing_found(app))
+    if len(lines) > limit:
+        write(f"only the newest {limit:,}: there are more, see --limit", err=as_json())
+    if sought.key is None and sought.scope is None:
+        overview = None if as_json() else admin(app).overview()
+        for sentence in summary(overview) if overview and overview.total else ():
+            write(sentence)
+    elif not lines:
+        context.exit(1)
 
 
 def summary(found: Overview) -> list[str]:
-    """Return how many records there are, and what waits, in a sentence each."""
+    """Return how many records there are, and what waits, in a sentence each, below an empty line."""
     states = sorted(found.by_state.items(), key=lambda each: (-each[1], each[0]))
     about = "about " if found.estimated else ""
     counted = ", ".join(f"{count:,} {state}" for state, count in states)
     return [
+        "",
         f"{about}{records(found.total)} in all: {counted}",
         f"waiting for a retry or an operator: {_count(found.interrupted, found.interrupted_seconds)}",
         f"waiting for a purge: {_count(found.expired, found.expired_seconds)}",
@@ -123,39 +105,27 @@ def show(digits: str, names: tuple[str, ...]) -> None:
     the step was cut off, use --derive.
     """
     state = app_state(current_app)
-    store = admin(state)
-    write_found(state, Found.of(store, find(store, checked(digits))), names)
+    write_found(look_into(state, find(state, digits), names))
 
 
-def write_found(state: AppState, found: Found, names: tuple[str, ...] = ()) -> None:
+def write_found(found: Found) -> None:
     """Write a record and what belongs to it, one table below the other, and the advice."""
-    key = key_of(state, found) if found.steps or names else None
-    steps, why = shown_steps(state, key, found.steps)
-    if why:
-        write(f"a step's result cannot be read: {why}", err=True)
+    if found.broken:
+        write(f"a step's result cannot be read: {found.broken}", err=True)
     audit = [{"at": each.at, **asdict(each)} for each in found.audit]
-    line, more = row(found.line), derived(key, names)
+    line = row(found.line)
     if as_json():
-        whole = {**line, "steps": steps, "audit": audit, **({"derived": more} if names else {})}
-        write_rows([whole])
+        more = {"derived": found.derived} if found.derived else {}
+        write_rows([{**line, "steps": found.steps, "audit": audit, **more}])
         return
-    for step in steps:
-        if len(step["result"] or "") > LONGEST_RESULT:
-            step["result"] = f"{step['result'][:LONGEST_RESULT]}..."
-    blocks = [table(rows) for rows in ([line], steps, audit, more) if rows]
-    if found.advice is not None:
-        blocks.append([*found.advice.sentences])
+    steps = [{**step, "result": _shortened(step["result"])} for step in found.steps]
+    blocks = [table(rows) for rows in ([line], steps, audit, found.derived) if rows]
+    blocks += [[*found.advice]] if found.advice else []
     for number, lines in enumerate(blocks):
         for text in [""] * bool(number) + lines:
             write(text)
 
 
-def checked(digits: str) -> str:
-    """Return digits as an operator typed them. Raises ``UnknownRecord`` for anything else."""
-    if not DIGITS.fullmatch(digits):  # not repeated: it may be a client's key
-        raise UnknownRecord(
-            "DIGITS are the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows, not the"
-            " client's key; to find the digits of a key, run"
-            " `flask idempotency list --key KEY --operation NAME --scope SCOPE`"
-        )
-    return digits.lower()
+def _shortened(result: str | None) -> str | None:
+    is_long = result is not None and len(result) > LONGEST_RESULT
+    return f"{result[:LONGEST_RESULT]}..." if result and is_long else result

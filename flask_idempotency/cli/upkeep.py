@@ -2,84 +2,76 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import click
 from flask import current_app
 
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.operate import purge as purging
 from flask_idempotency.operate.check import examine
 from flask_idempotency.operate.find import admin
-from flask_idempotency.operate.words import duration, explain, records
-from flask_idempotency.stores.admin import Admin
+from flask_idempotency.operate.words import explain
 from flask_idempotency.web.routes import app_state
 
-from .group import (
-    MANY,
-    Seconds,
-    as_json,
-    cli,
-    json_option,
-    progress,
-    read_age,
-    repeat,
-    write,
-    write_rows,
-)
+from .group import as_json, cli, json_option, write, write_rows
 
 
 @cli.command()
 @click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
               help="The most records to delete in one transaction.")  # fmt: skip
-@click.option("--rate", type=MANY, metavar="N", help="The most records to delete a second, on average.")
-@click.option("--every", type=Seconds(1), metavar="SECONDS",
+@click.option("--every", type=click.IntRange(1, 86_400), metavar="SECONDS",
               help="Go on, with this pause after each purge, until SIGINT or SIGTERM.")  # fmt: skip
-@click.option("--older-than", callback=read_age, metavar="AGE", help="Delete also what ended so long"
-              " ago and has not expired: 12h, 7d, or seconds.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Do not ask about --older-than.")
 @json_option
-def purge(batch: int, rate: int | None, every: float | None, older_than: int | None, yes: bool) -> None:
+def purge(batch: int, every: int | None) -> None:
     """Delete the records that have expired.
 
     Uses small transactions that nothing waits for, so it may run at any time, and several at once.
     Keeps a record whose request is still running, even an expired one. Run it from cron, or leave it
     running with --every: then it survives a database that is away for a while. SIGINT and SIGTERM end
-    it between two transactions. With --older-than it also deletes records that completed or failed so
-    long ago, whatever their ttl, after counting them and asking: a retry of theirs runs the view again.
+    it between two transactions.
     """
     store = admin(app_state(current_app))
-    if older_than is not None and not yes:
-        if as_json():
-            raise click.UsageError("with --json, --older-than needs --yes")
-        _ask(store, older_than)
-    what = "expired" if older_than is None else "expired or old"
-
-    def once(stop: threading.Event) -> None:
-        deleted, show = 0, progress()
-        try:
-            for deleted in purging.purge(store, stop, batch, older_than, rate):
-                show(f"{deleted:,} deleted")
-        except StoreUnavailable as error:
-            if every is None:
-                raise
-            write(f"Error: {explain(error)}", err=True)
-        finally:
-            show("")
-        if as_json():
-            write_rows([{"deleted": deleted}])
-        elif deleted or every is None:
-            click.echo(f"{deleted} {what} {'record' if deleted == 1 else 'records'} deleted")
-
-    repeat(every, once)
+    with _until_signal() as stop:
+        while not stop.is_set():
+            try:
+                deleted = 0
+                for count in store.purge(batch):
+                    deleted += count
+                    if stop.is_set():
+                        break
+                if as_json():
+                    write_rows([{"deleted": deleted}])
+                elif deleted or every is None:
+                    write(f"{deleted} expired {'record' if deleted == 1 else 'records'} deleted")
+            except StoreUnavailable as error:
+                if every is None:
+                    raise
+                write(f"Error: {explain(error)}", err=True)
+            if every is None or stop.wait(every):
+                return
 
 
-def _ask(store: Admin, seconds: int) -> None:
-    if old := store.count_older(seconds):
-        what = f"{records(old)} that ended more than {duration(seconds)} ago"
-        write(f"To delete, besides what has expired: {what}. Retries of these requests will run again.")
-        click.confirm("Delete?", abort=True)
+@contextmanager
+def _until_signal() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set; a second signal ends the process as usual."""
+    stop, before = threading.Event(), dict[int, Any]()
+
+    def handle(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():  # no other is sent signals
+        before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @cli.command()
@@ -90,12 +82,9 @@ def check(context: click.Context) -> None:
 
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
     Claims one record and writes one step, as a request would, and deletes them. Asks once on a
-    connection of our own, as the purge after a response and observing do.
-    Then checks the routes: names the endpoints that change something and are not protected; what the
-    first request would refuse, such as @idempotent above the route; arguments of protect() and exempt()
-    that are not registered; views of other packages that protect() covers; and, with requests that go
-    to no view, what reads a form too early, and a scope of protect() that raises an error where nobody
-    is signed in. The exit code is 1 if a check failed: run it before each release.
+    connection of our own, as the purge after a response and observing do. Then names the endpoints that
+    change something and are not protected, and what the first request to one would refuse, such as
+    @idempotent above the route. The exit code is 1 if a check failed: run it before each release.
     """
     found, state = [], app_state(current_app)
     for finding in examine(state):

@@ -10,9 +10,12 @@ from flask.blueprints import BlueprintSetupState
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, shown
+from flask_idempotency.operate.decide import ACTS
 from flask_idempotency.web.routes import app_state
 
 from . import access, pages, record_page
+
+_ACTION = f"<any({', '.join(ACTS)}):action>"
 
 
 def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
@@ -33,16 +36,14 @@ def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
     blueprint.after_request(access.secure)
     blueprint.register_error_handler(IdempotencyError, pages.refused)
     blueprint.add_url_rule("/", "overview", pages.overview)
-    blueprint.add_url_rule("/records", "records", pages.records)
-    blueprint.add_url_rule("/search", "search", pages.search, methods=["POST"])
+    blueprint.add_url_rule("/records", "records", pages.records, methods=["GET", "POST"])
     blueprint.add_url_rule("/records/<digits>", "record", record_page.record)
     blueprint.add_url_rule("/records/<digits>/body", "body", record_page.body, methods=["POST"])
-    blueprint.add_url_rule("/records/<digits>/<action>", "confirm", record_page.confirm)
-    blueprint.add_url_rule("/records/<digits>/<action>", "act", record_page.act, methods=["POST"])
-    blueprint.record(_set_up)
+    blueprint.add_url_rule(f"/records/<digits>/{_ACTION}", "confirm", record_page.confirm)
+    blueprint.add_url_rule(f"/records/<digits>/{_ACTION}", "act", record_page.act, methods=["POST"])
+
+    @blueprint.record
+    def check_extension(setup: BlueprintSetupState) -> None:
+        app_state(cast("Flask", setup.app))  # raises ConfigurationError before init_app
+
     return blueprint
-
-
-def _set_up(setup: BlueprintSetupState) -> None:
-    """Raise ``ConfigurationError`` before ``init_app``."""
-    app_state(cast("Flask", setup.app))

@@ -3,72 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from flask_idempotency.core.records import Record, State
+from flask_idempotency.core.records import Record
 from flask_idempotency.operate.show import Found
+from flask_idempotency.operate.words import duration
 from flask_idempotency.stores.admin import Time
 
-from . import labels
-
-SHOWN = "shown"
-"""What the audit says of a body and results that an operator has looked at."""
+_FAR = 1e9
+"""Seconds, some thirty years: whoever wrote a lease that ends later was not us."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One thing that happened, or will. ``kind`` is ``"person"`` if somebody did it, or ``"later"``."""
-
-    at: Time
-    what: str
-    detail: str = ""
-    kind: str = ""
+Moment = tuple[Time, str, str, str]
+"""When, what, a detail, and a kind: ``"person"`` if somebody did it, ``"later"`` if it is to come."""
 
 
-def moments(found: Found, record: Record | None, now: datetime | None = None) -> list[Moment]:
-    """The moments that a record and what belongs to it tell of; ``record`` is its row, if readable."""
-    now = now or datetime.now(timezone.utc)
-    told = sorted(_told(found, record, now), key=lambda moment: str(moment.at))
-    return [moment for moment in told if moment.kind != "later"] + [
-        moment for moment in told if moment.kind == "later"
-    ]
+def moments(found: Found, record: Record | None) -> list[Moment]:
+    """Return the moments that a record and what belongs to it tell of; ``record`` is its row."""
+    return sorted(_told(found, record), key=lambda moment: (moment[-1] == "later", str(moment[0])))
 
 
-def _is_decided(found: Found) -> bool:
-    """Return True if its end was an operator's last decision, which is told already."""
-    decisions = [entry.did for entry in found.audit if entry.did != SHOWN]
-    return bool(decisions) and decisions[-1] in ("resolved", "failed")
-
-
-def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment]:
+def _told(found: Found, record: Record | None) -> Iterator[Moment]:
     line = found.line
-    yield Moment(line.created, "Created", "by the first request with its key")
+    yield line.created, "Created", "by the first request with its key", ""
     for step in found.steps:
-        detail = f"in attempt {step.attempt}, its result has {labels.size(step.bytes)}"
-        yield Moment(step.finished, f"Step {step.name} finished", detail)
+        detail = f"in attempt {step['attempt']}, its result has {step['bytes']:,} bytes"
+        yield step["finished"], f"Step {step['name']} finished", detail, ""
     for entry in found.audit:
         why = f": {entry.why}" if entry.why else ""
-        yield Moment(entry.at or "", entry.did.capitalize(), f"by {entry.by}{why}", "person")
-    if line.completed is not None and not _is_decided(found):
+        yield entry.at or "", entry.did.capitalize(), f"by {entry.by}{why}", "person"
+    if line.completed is not None:
         detail = f"in attempt {line.attempt}, with {line.status}"
-        yield Moment(line.completed, line.state.capitalize(), detail)
-    if record is not None and record.lease_left is not None and record.state is State.IN_PROGRESS:
-        end = _after(now, record.lease_left)
-        if record.lease_left > 0:
-            yield Moment(end, "Its lease ends", "unless it is renewed", "later")
-        elif record.released is not None:
-            yield Moment(end, "Given back", "its next request runs it again")
+        yield line.completed, line.state.capitalize(), detail, ""
+    if record is not None and record.lease_left is not None and record.released is None:
+        left = min(max(record.lease_left, -_FAR), _FAR)
+        end = datetime.now(timezone.utc) + timedelta(seconds=left)
+        if left > 0:
+            yield end, "Its lease ends", "unless it is renewed", "later"
         else:
-            yield Moment(end, "Interrupted", f"attempt {line.attempt} had not ended with its lease")
+            yield end, "Interrupted", f"attempt {line.attempt} had not ended with its lease", ""
     if line.expires is not None:
-        kind = "" if line.expired else "later"
-        yield Moment(line.expires, "Expired" if line.expired else "Expires", kind=kind)
+        yield line.expires, *(("Expired", "", "") if line.expired else ("Expires", "", "later"))
 
 
-def _after(now: datetime, seconds: float) -> Time:
-    """Return the time in so many seconds; in words where Python has none, as somebody else wrote it."""
-    try:
-        return now + timedelta(seconds=seconds)
-    except OverflowError:
-        return labels.ago(-seconds)
+def ago(time: datetime) -> str:
+    """How long ago, or in how long."""
+    seconds = (datetime.now(timezone.utc) - time).total_seconds()
+    if -1 < seconds < 1:
+        return "now"
+    return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(seconds)}"

@@ -21,7 +21,6 @@ from flask import Flask
 
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.core.logs import log
-from flask_idempotency.operate.find import overview_of
 from flask_idempotency.web import signals
 from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import Event
@@ -167,7 +166,7 @@ class RecordsCollector:
 
     def __init__(self, app: Flask, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._clock = app, clock
-        self._overview = overview_of(app_state(app))
+        self._overview = app_state(app).own_records.admin().overview
         self._turn, self._until = threading.Lock(), -math.inf
         self._asked: Future[list[Metric]] | None = None
         self._known, self._is_up = [_up(False)], True

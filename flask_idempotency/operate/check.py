@@ -1,21 +1,20 @@
-"""Whether everything the guarantees depend on is in place."""
+"""Whether everything the guarantees depend on is in place: servers, and what is protected."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, Problem, SealBroken
 from flask_idempotency.session.joining import joining_session
 from flask_idempotency.session.operation import OpenTransaction, Operation
-from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
+from flask_idempotency.stores.admin import TRIAL, Finding, finding, reason, trial_claim
+from flask_idempotency.web import routes
 from flask_idempotency.web.routes import AppState
-from flask_idempotency.web.signals import Event, store_failed
+from flask_idempotency.web.settings import SAFE_METHODS, Route
 
 from .decide import check_sealer
 from .find import admin
-from .unprotected import examine_routes, write_routes
 from .words import explain
 
 FOR_LISTENERS = (
@@ -25,49 +24,36 @@ FOR_LISTENERS = (
 )
 """What to do where a listener of the application keeps us from the tables."""
 
-_NEEDED_LESS = ("index", "memory", "steps")
+_NEEDED_LESS = ("index", "memory")
 """What a claim works without."""
 
 
 def examine(state: AppState) -> Iterator[Finding]:
     """Check that everything the guarantees depend on is in place: servers and routes."""
-    yield from _examine_servers(state)
-    yield from examine_routes(state)
-
-
-def _examine_servers(state: AppState) -> Iterator[Finding]:
-    store, ready, told = admin(state), True, dict[str, str]()
-    try:
-        for finding in store.examine():
-            ready = ready and (finding.level != "FAILED" or finding.subject in _NEEDED_LESS)
-            told[finding.subject] = finding.level
-            yield finding
-    except IdempotencyError:
-        raise
-    except Exception as error:  # a listener's
-        ready, bad = False, f"a listener on the engine raised {type(error).__name__}: {reason(error)}"
-        yield Finding("FAILED", "listener", bad, FOR_LISTENERS)
+    ready = True
+    for each in _listening("listener", admin(state).examine()):
+        ready = ready and (each.level != "FAILED" or each.subject in _NEEDED_LESS)
+        yield each
     if ready:
-        yield from _examine_keys(state, store)
-        yield from _examine_claim(state, store)
-        yield from _examine_own_connections(state)
-    errors: list[BaseException | None] = []
-
-    def note(_sender: object, event: Event) -> None:
-        errors.append(event.error)
-
-    with store_failed.connected_to(note, state.app):
-        for finding in state.lock.examine():
-            told[finding.subject] = finding.level
-            yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
-    if "Redis" not in told:  # neither as a lock nor for the records
-        yield Finding("ok", "Redis", "not used")
+        yield from _examine_keys(state)
+        yield from _examine_claim(state)
+        yield from _listening("own pool", _examine_own_connections(state))
+    yield from state.lock.examine()
+    yield from _examine_routes(state)
 
 
-def _examine_keys(state: AppState, store: Admin) -> Iterator[Finding]:
+def _listening(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings; what a listener of the application may have raised is one, too."""
+    try:
+        yield from findings
+    except Exception as error:
+        yield Finding("FAILED", subject, f"{type(error).__name__}: {reason(error)}", FOR_LISTENERS)
+
+
+def _examine_keys(state: AppState) -> Iterator[Finding]:
     """Fail if this process lacks the key of a stored response: retries would get 500."""
     try:
-        for key in store.outermost():
+        for key in admin(state).outermost():
             if (record := state.records.look(key)) is not None:
                 check_sealer(state, record)
                 if record.response is not None:
@@ -82,9 +68,9 @@ def _examine_keys(state: AppState, store: Admin) -> Iterator[Finding]:
         return
 
 
-def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
+def _examine_claim(state: AppState) -> Iterator[Finding]:
     """Claim, and join a session of the application to the claim's transaction, as a view's is."""
-    subject = "claim"
+    store, subject = admin(state), "claim"
     try:
         with store.trial() as hold:
             if hold is None:
@@ -117,13 +103,70 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
 
 def _examine_own_connections(state: AppState) -> Iterator[Finding]:
     """Ask on one of our own connections, as the purge after a response and observing do."""
-    routes = [each.route for each in write_routes(state) if each.route is not None]
-    if not state.settings.has_table or (state.purge is None and all(each.enforce for each in routes)):
-        return
-    try:
+    if state.settings.has_table:
         state.own_records.look(trial_claim().key)
-    except Exception as error:  # a listener may raise anything
-        bad = f"the purge after responses and observing would fail: {reason(error)}"
-        yield Finding("FAILED", "own pool", bad, FOR_LISTENERS)
-    else:
         yield Finding("ok", "own pool", "reaches the records")
+
+
+def _examine_routes(state: AppState) -> Iterator[Finding]:
+    """Name what the first request would refuse, whose keys they are, and what is not protected."""
+    protected: dict[str, Route] = {}
+    bare: dict[str, list[str]] = {}
+    mistakes: dict[str, Finding] = {}
+    for rule in state.app.url_map.iter_rules():
+        endpoint, view = rule.endpoint, state.app.view_functions.get(rule.endpoint)
+        if view is None or view.__module__.startswith("flask_idempotency.console"):
+            continue
+        for method in sorted((rule.methods or set()) - SAFE_METHODS):
+            try:
+                route = _protection(state, endpoint, method)
+            except ConfigurationError as error:
+                mistakes[error.detail] = Finding("FAILED", "route", error.detail)
+                continue
+            if route is None:
+                bare.setdefault(endpoint, []).append(method)
+            else:
+                protected[endpoint] = route
+    yield from mistakes.values()
+    yield _examine_scope(state, protected)
+    total = protected.keys() | bare.keys()
+    text = f"{len(protected)} of {len(total)} endpoints that change something are protected"
+    if observed := sorted(name for name, route in protected.items() if not route.enforce):
+        text += f"; {len(observed)} only observed: {', '.join(observed)}"
+    if bare:
+        named = (
+            f"{name} ({', '.join(methods)})" if name in protected else name
+            for name, methods in sorted(bare.items())
+        )
+        text += f"; not protected: {', '.join(named)}"
+    bad = "IDEMPOTENCY_ENABLED is False: nothing is protected"
+    yield finding(state.settings.enabled, "routes", text, bad, "leave the setting out", "advice")
+
+
+def _protection(state: AppState, endpoint: str, method: str) -> Route | None:
+    """Return what protects a method of an endpoint. Raises what the first request would raise."""
+    routes.refuse_contradiction(state, endpoint)
+    given = routes.route_of(state, endpoint, method)
+    if given is None or given.methods:  # not by a decorator of its own
+        routes.refuse_misplaced(state, endpoint)
+    if given is None:
+        return None
+    route = given.resolved(state.settings, state.scope, endpoint)
+    routes.refuse_unsupported(state, route)
+    state.engines_of(route.other_binds)
+    return route
+
+
+def _examine_scope(state: AppState, protected: Mapping[str, Route]) -> Finding:
+    if state.scope is None and getattr(state.app, "login_manager", None) is not None:
+        text = "None, for one tenant, although Flask-Login signs users in"
+        remedy = (
+            "init_app(..., scope=lambda: current_user.get_id()), unless all users may see all responses"
+        )
+        return Finding("advice", "scope", text, remedy)
+    if state.scope is None:
+        return Finding("ok", "scope", "one tenant")
+    text = f"asked of {routes.name_of(state.scope)}"
+    if shared := sorted(name for name, route in protected.items() if route.scope is None):
+        text += f"; one tenant at {', '.join(shared)}"
+    return Finding("ok", "scope", text)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import logging
 import secrets
-from codecs import BOM_UTF8
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flask import Response
@@ -17,7 +16,6 @@ from flask_idempotency.core.errors import (
     BodyMalformed,
     IdempotencyError,
     OperationFailed,
-    RecordBroken,
     SealBroken,
     UnknownRecord,
 )
@@ -32,7 +30,16 @@ from flask_idempotency.web.response import capture, problem_response
 from flask_idempotency.web.routes import AppState, protected_routes
 
 from .find import admin, find
-from .words import duration, one_line, printable
+from .words import duration, is_legible, one_line, printable
+
+_UNDECIDED = ("interrupted", "failed")
+ACTS = {
+    "release": ("released", _UNDECIDED),
+    "resolve": ("resolved", _UNDECIDED),
+    "fail": ("failed", _UNDECIDED),
+    "forget": ("erased", ("completed", "failed", "released")),
+}
+"""What an operator may do about one record: what is noted of it, and in which states."""
 
 LONGEST_WHY = 500
 """Characters of a reason: `show` has it in one line of a table."""
@@ -42,91 +49,144 @@ SAY_WHY = f"Say why, in at most {LONGEST_WHY} characters: the next operator read
 _WITHOUT_BODY = (204, 205, 304)
 
 
-def undecided(state: AppState, digits: str, attempt: int | None = None) -> Line:
+class Mistake(IdempotencyError):
+    """What an operator gave cannot be used; ``field`` names the option, or the field of the form."""
+
+    def __init__(self, field: str, detail: str) -> None:
+        super().__init__(detail)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Who acts, and where: ``"cli"`` or ``"console"``. Without ``by``, the user who has logged in."""
+
+    by: str | None
+    origin: str
+
+    def note(self, did: str, why: str = "") -> AuditEntry:
+        """Return what is noted in a record."""
+        try:
+            who = one_line(self.by or "") or one_line(getpass.getuser())
+        except (KeyError, OSError):  # a container's user without a name
+            who = "unknown"
+        # Every store takes text with no NUL and no lone surrogate.
+        return AuditEntry(who, did, why.strip().replace("\0", "").encode(errors="replace").decode())
+
+    def tell(self, entry: AuditEntry, *, level: int = logging.WARNING, **facts: Any) -> None:
+        """Log what was done, for whoever keeps the log longer than the record has its note.
+
+        At ``WARNING``, which is written even where nothing sets the log up. ``facts`` say what it was
+        done to, or None: never a key, a scope or a body.
+        """
+        facts |= {"origin": self.origin, "by": entry.by, "why": entry.why or None}
+        told = {  # in one line: others may have written the text
+            name: printable(fact) if isinstance(fact, str) else fact
+            for name, fact in facts.items()
+            if fact is not None
+        }
+        details = ", ".join(f"{name} {fact}" for name, fact in told.items())
+        log.log(level, f"operator {entry.did}: %s", details, extra={"did": entry.did, **told})  # noqa: G004
+
+
+def acts(line: Line) -> list[str]:
+    """Return what may be done about a record as it is now."""
+    found = [act for act, (_, states) in ACTS.items() if line.state in states]
+    return [act for act in found if act != "forget" or not line.waits]
+
+
+def undecided(
+    state: AppState,
+    digits: str,
+    act: str,
+    *,
+    attempt: int | None = None,
+    token: str | None = None,
+) -> Line:
     """Return the record that an operator is about to decide about, as it is now.
 
-    :param digits: 8 or 16 hex digits, the first of the key's hash.
     :param attempt: the attempt that the operator has looked into, if it was said.
+    :param token: that of the record as the operator has seen it (:func:`token_of`), if it was said.
     :raises UnknownRecord: if there is no such record, or more than one.
-    :raises IdempotencyError: if it is neither interrupted nor failed, or in another attempt.
+    :raises IdempotencyError: if it has changed since, or this cannot be done about it.
     """
-    store = admin(state)
-    line = find(store, digits)
-    key = line.key[:SHOWN]
-    if attempt not in (None, line.attempt):
-        raise overtaken(line)
-    if line.state == "released":
-        raise IdempotencyError(f"{key} has been released: its next retry runs the view again")
-    if line.state not in ("interrupted", "failed"):
+    line = find(state, digits)
+    if attempt not in (None, line.attempt) or token not in (None, token_of(line)):
+        raise _overtaken(line)
+    if act not in acts(line):
+        done, states = ACTS[act]
         raise IdempotencyError(
-            f"{key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"
-            " released or resolved"
+            f"{line.key[:SHOWN]} is {line.state.replace('_', ' ')}: only what is {' or '.join(states)}"
+            f" can be {done}"
         )
     return line
+
+
+def token_of(line: Line) -> str:
+    """Return what tells a record from its later versions, for a form: their owner is not for pages."""
+    return hashlib.sha256(line.version.encode()).hexdigest()[:16]
 
 
 def settle(
     state: AppState,
     seen: Line,
-    entry: AuditEntry,
+    act: str,
+    why: str,
+    operator: Operator,
     response: Response | None = None,
     *,
-    origin: str,
-    anew: bool = False,
+    not_done: bool = False,
 ) -> None:
-    """Release an interrupted or failed operation, or store ``response`` as its response.
+    """Release an operation, fail it for good, or resolve it by storing ``response`` as its response.
 
     :param seen: the record as the operator has seen it.
-    :param entry: what is noted in the record.
-    :param origin: see :func:`tell`.
-    :param anew: what is released has the age of a first attempt again.
+    :param not_done: no more was done than the finished steps: it may be released although it is old,
+        and has the age of a first attempt again.
+    :raises Mistake: for a reason that says nothing, and for a release of what is too old.
     :raises UnknownRecord: if the record is gone.
     :raises IdempotencyError: if it has changed since, or somebody works on it. Then nothing is done.
     """
-    store, shown = admin(state), seen.key[:SHOWN]
+    if not is_legible(why, LONGEST_WHY):
+        raise Mistake("why", SAY_WHY)
+    if act == "fail":
+        problem = OperationFailed("The operation was interrupted, and will not be run again.")
+        response = problem_response(state.app, problem, state.settings)
+    store, shown, anew = admin(state), seen.key[:SHOWN], act == "release" and not_done
     key = store.key(bytes.fromhex(seen.key))
-    record = None if key is None or response is None else state.records.look(key)
-    if key is None or (response is not None and record is None):
+    record = None if key is None or anew else state.records.look(key)
+    if key is None or (record is None and not anew):
         raise UnknownRecord(f"{shown} has just been deleted")
-    owner, ttl = secrets.token_urlsafe(16), state.settings.ttl
-    verdict = Verdict(key, owner, ttl, entry, seen.version, anew=anew)
+    if act == "release" and record is not None and (why_not := too_old(state, seen, record)):
+        raise Mistake("not_done", why_not)
+    owner, entry = secrets.token_urlsafe(16), operator.note(ACTS[act][0], why)
+    verdict = Verdict(key, owner, state.settings.ttl, entry, seen.version, anew=anew)
     if response is not None and record is not None:  # sealed for the record as it is now
         check_sealer(state, record)
-        claim = Claim(key, record.name, record.fingerprint, verdict.owner, verdict.ttl_seconds)
-        sealed = state.sealer.seal(capture(response, state.settings), claim)
-        verdict = replace(verdict, response=sealed)
-    # A statement whose reply was lost is sent twice: then it was done all the same.
-    if not store.settle(verdict) and not _is_done(state, verdict):
-        now = find(store, seen.key)
+        claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl)
+        verdict = replace(verdict, response=state.sealer.seal(capture(response, state.settings), claim))
+    if not store.settle(verdict):
+        now = find(state, seen.key)
         if now.version != seen.version:
-            raise overtaken(now)
+            raise _overtaken(now)
         raise IdempotencyError(f"{shown} was in use just now: look at it again")
     status = None if response is None else response.status_code
-    tell(entry, origin, operation=seen.operation, id=shown, status=status)
+    operator.tell(entry, operation=seen.operation, id=shown, status=status)
 
 
-def too_old(state: AppState, seen: Line) -> str:
+def too_old(state: AppState, seen: Line, record: Record) -> str:
     """Return why a release could do it twice; "" if it began within the ``ttl`` of its route.
 
     Until then the other service remembers the view's keys. Later only its books can tell.
     """
-    key = admin(state).key(bytes.fromhex(seen.key))
-    record = None if key is None else state.records.look(key)
     ttls = [found.route.ttl for found in protected_routes(state) if found.route.name == seen.operation]
     ttl = max(ttls, default=state.settings.ttl)
-    if record is None or record.age < ttl:
+    if record.age < ttl:
         return ""
     return (
         f"{seen.key[:SHOWN]} began {duration(record.age)} ago, and its ttl is {duration(ttl)}: by now"
-        " the other service may have forgotten the keys of its calls, and do them once more"
-    )
-
-
-def overtaken(now: Line) -> IdempotencyError:
-    """Return the error for a decision about a record that has changed since the operator saw it."""
-    return IdempotencyError(
-        f"somebody was first: {now.key[:SHOWN]} is {now.state.replace('_', ' ')} now, in attempt"
-        f" {now.attempt}. Nothing was done: look at it again"
+        " the other service may have forgotten the keys of its calls, and do them once more. If its"
+        " books show no more than the finished steps, release it and say so (--not-done); otherwise do"
+        " the rest by hand, and resolve it"
     )
 
 
@@ -139,47 +199,6 @@ def check_sealer(state: AppState, record: Record) -> None:
         )
 
 
-def _is_done(state: AppState, verdict: Verdict) -> bool:
-    with suppress(RecordBroken):
-        record = state.records.look(verdict.key)
-        return record is not None and record.owner == verdict.owner
-    return False
-
-
-def noted(did: str, why: str, by: str | None) -> AuditEntry:
-    """Return what is noted in a record: ``by`` whom (or the user who has logged in), and ``why``."""
-    try:
-        who = one_line(by or "") or one_line(getpass.getuser())
-    except (KeyError, OSError):  # a container's user without a name
-        who = "unknown"
-    # Every store takes text with no NUL and no lone surrogate.
-    return AuditEntry(who, did, why.replace("\0", "").encode(errors="replace").decode())
-
-
-def tell(entry: AuditEntry, origin: str, *, level: int = logging.WARNING, **facts: Any) -> None:
-    """Log what an operator did, for whoever keeps the log longer than the record has its note.
-
-    At ``WARNING``, which is written even where nothing sets the log up.
-
-    :param origin: ``"cli"`` or ``"console"``.
-    :param facts: what it was done to, or None: never a key, a scope or a body.
-    """
-    told = {**facts, "origin": origin, "by": entry.by, "why": entry.why or None}
-    told = {  # in one line: others may have written the text
-        name: printable(fact) if isinstance(fact, str) else fact
-        for name, fact in told.items()
-        if fact is not None
-    }
-    details = ", ".join(f"{name} {fact}" for name, fact in told.items())
-    log.log(level, f"operator {entry.did}: %s", details, extra={"did": entry.did, **told})  # noqa: G004
-
-
-def failure(state: AppState) -> Response:
-    """Return the response of an operation that shall not run again."""
-    problem = OperationFailed("The operation was interrupted, and will not be run again.")
-    return problem_response(state.app, problem, state.settings)
-
-
 def given_response(
     state: AppState,
     status: int,
@@ -189,7 +208,7 @@ def given_response(
 ) -> Response:
     """Return the response that an operator gives; ``headers`` are lines, ``Name: value``.
 
-    Raises ``IdempotencyError`` for one that could not be stored whole, or is not what it says.
+    Raises :class:`Mistake` for one that could not be stored whole, or is not what it says.
     """
     given = (*headers, f"Content-Type: {content_type}") if content_type else headers
     lines = Headers()
@@ -197,16 +216,22 @@ def given_response(
         name, colon, value = line.partition(":")
         pair = name.strip(), value.strip()
         if not colon or not storable([pair]):
-            raise IdempotencyError(f"the header {name!r} is malformed, or one that is never stored")
+            raise Mistake(
+                "content_type", f"the header {name!r} is malformed, or one that is never stored"
+            )
         lines.add(*pair)
     if len(lines.getlist("Content-Type")) > 1:
-        raise IdempotencyError("a response has one Content-Type")
+        raise Mistake("content_type", "a response has one Content-Type")
     if body and status in _WITHOUT_BODY:
-        raise IdempotencyError(f"a response with the status {status} has no body")
+        raise Mistake("body", f"a response with the status {status} has no body")
     if len(body) > state.settings.max_response_bytes:
-        raise IdempotencyError("the body is larger than IDEMPOTENCY_MAX_RESPONSE_BYTES")
+        raise Mistake("body", "the body is larger than IDEMPOTENCY_MAX_RESPONSE_BYTES")
     if body and "Content-Type" not in lines:
-        _check_json(body)
+        try:
+            parse_json(body)
+        except BodyMalformed as error:
+            text = f"the body is not JSON: correct it, or give another content type ({error.detail})"
+            raise Mistake("body", text) from error
         lines.add("Content-Type", "application/json")
     response: Response = state.app.response_class(body, status)
     response.headers = lines
@@ -218,11 +243,8 @@ def is_empty(response: Response) -> bool:
     return not response.get_data() and response.status_code not in _WITHOUT_BODY
 
 
-def _check_json(body: bytes) -> None:
-    if body.startswith(BOM_UTF8):  # a request may have one; RFC 8259 lets no sender add it
-        raise IdempotencyError("the body begins with a byte order mark, which JSON has not: remove it")
-    try:
-        parse_json(body)
-    except BodyMalformed as error:
-        text = f"the body is not JSON: correct it, or give --content-type ({error.detail})"
-        raise IdempotencyError(text) from error
+def _overtaken(now: Line) -> IdempotencyError:
+    return IdempotencyError(
+        f"somebody was first: {now.key[:SHOWN]} is {now.state.replace('_', ' ')} now, in attempt"
+        f" {now.attempt}. Nothing was done: look at it again"
+    )

@@ -11,14 +11,11 @@ from uuid import UUID
 from flask_idempotency.core.errors import KeyMalformed, UnknownRecord
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.core.records import State
-from flask_idempotency.stores.admin import Admin, Line, Overview
+from flask_idempotency.stores.admin import Admin, Line
 from flask_idempotency.web.routes import AppState, protected_routes
 from flask_idempotency.web.settings import NAMES, is_name
 
 STATES = (*(state.value for state in State), "interrupted", "released", "observed")
-
-DIGITS = re.compile("[0-9a-f]{8}|[0-9a-f]{16}", re.ASCII | re.IGNORECASE)
-"""The first digits of a key's hash, which stand for a record."""
 
 
 def admin(state: AppState) -> Admin:
@@ -27,20 +24,20 @@ def admin(state: AppState) -> Admin:
     return store
 
 
-def overview_of(state: AppState) -> Callable[[], Overview]:
-    """Return what asks for an overview on connections of our own."""
-    own: Admin = state.own_records.admin()
-    return own.overview
+def find(state: AppState, digits: str) -> Line:
+    """Return the record whose key's hash begins with these 8 or 16 digits, as an operator typed them.
 
-
-def find(store: Admin, digits: str) -> Line:
-    """Return the record whose key's hash begins with ``digits``.
-
-    Raises ``UnknownRecord`` if there is none, or more than one.
+    Raises ``UnknownRecord`` if they are none, or if there is no such record, or more than one.
     """
-    found = store.starting(bytes.fromhex(digits))
+    if not re.fullmatch("[0-9a-f]{8}|[0-9a-f]{16}", digits.lower(), re.ASCII):
+        raise UnknownRecord(  # not repeated: it may be a client's key
+            "DIGITS are the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows, not the"
+            " client's key; to find the digits of a key, run"
+            " `flask idempotency list --key KEY --operation NAME --scope SCOPE`"
+        )
+    found = admin(state).starting(bytes.fromhex(digits))
     if len(found) != 1:
-        text = f"there is {'more than one' if found else 'no'} record whose digits are {digits}"
+        text = f"there is {'more than one' if found else 'no'} record whose digits are {digits.lower()}"
         longer = ": give all 16 digits, such as " + " or ".join(sorted(line.key for line in found))
         raise UnknownRecord(text + (longer if found else ""))
     return found[0]
@@ -52,7 +49,7 @@ class Sought:
 
     A key may have been copied from its header with the quotes. A scope may be a ``str``, an ``int`` or
     a ``UUID``. Where no namespace is given, it is the application's or that of the operation's route.
-    What was only observed is found, too.
+    What was only observed is found, too. Raises ``UnknownRecord`` for an operation that none can be.
     """
 
     operation: str | None = None
@@ -60,17 +57,22 @@ class Sought:
     scope: str | None = None
     namespace: str | None = None
 
-    def lines(self, state: AppState, in_state: str | None, limit: int) -> list[Line] | None:
-        """Return the records, the newest first: those of a key, or the newest of a scope.
+    def __post_init__(self) -> None:
+        if self.operation is not None and not is_name(self.operation):
+            raise UnknownRecord(f"no operation is named so: a name is {NAMES}")
 
-        None if it says too little of a key, and nothing else.
+    def lines(self, state: AppState, in_state: str | None, limit: int) -> list[Line]:
+        """Return the ``limit`` newest records, the newest first: of a key, of a scope, or of all.
+
+        Raises ``UnknownRecord`` for a key without its operation, and for a namespace without a key.
         """
         store = admin(state)
         if self.key is not None and self.operation is not None:
             found = [line for line in self.by_key(state).values() if in_state in (None, line.state)]
-            limit = len(found)
-        elif self.key is not None or self.namespace is not None or self.scope is None:
-            return None
+        elif self.key is not None or self.namespace is not None:
+            raise UnknownRecord("a record is found by its key and operation, with their scope")
+        elif self.scope is None:
+            return store.newest(self.operation, in_state, limit)
         else:
             tails = scope_tails(self.scope)
             each = (store.of_scope(tail, self.operation, in_state, limit) for tail in tails)
@@ -79,23 +81,22 @@ class Sought:
 
     def by_key(self, state: AppState) -> dict[bytes, Line]:
         """Return the records of all that the key may stand for, by its hash: mostly one, or none."""
-        store = admin(state)
-        return {each: line for each in self._hashes(state) for line in store.starting(each)}
-
-    def _hashes(self, state: AppState) -> list[bytes]:
-        key, name = self.key or "", self.operation or ""
+        store, name = admin(state), self.operation or ""
         routes = [found.route for found in protected_routes(state) if found.route.name == name]
         places = {state.settings.namespace, *(route.namespace for route in routes)}
-        return [
+        hashes = [
             hash_key(place, name, whose, text)
             for named in sorted(places if self.namespace is None else {self.namespace})
             for place in (named, observed_namespace(named))
             for whose in _scopes(self.scope)
-            for text in _keys(key)
+            for text in _keys(self.key or "")
         ]
+        return {each: line for each in hashes for line in store.starting(each)}
 
     def nothing_found(self, state: AppState) -> str:
-        """Return the sentence for no record at all, with what may be wrong in the options."""
+        """Return the sentence for no record at all, with what may be wrong; it repeats no key."""
+        if self.key is None and self.scope is None:
+            return "no records"
         text = "no record of this scope"
         if self.key is not None:
             text = "no record of this key, operation, scope and namespace"
@@ -110,13 +111,6 @@ class Sought:
 def operations(state: AppState) -> list[str]:
     """Return the names of the protected routes' operations."""
     return sorted({found.route.name for found in protected_routes(state)})
-
-
-def operation_name(text: str | None) -> str | None:
-    """Return an operation's name as an operator gave it. Raises ``UnknownRecord`` for what is none."""
-    if text is not None and not is_name(text):
-        raise UnknownRecord(f"no operation is named so: a name is {NAMES}")
-    return text
 
 
 def scope_tails(text: str) -> list[bytes]:

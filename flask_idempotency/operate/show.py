@@ -1,4 +1,4 @@
-"""One record as an operator sees it."""
+"""One record as an operator sees it: what happened, and which decisions are open."""
 
 from __future__ import annotations
 
@@ -8,64 +8,59 @@ from typing import Any
 
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN, derive_key
-from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
+from flask_idempotency.stores.admin import AuditEntry, Line
 from flask_idempotency.web.routes import AppState
 from flask_idempotency.web.steps import purpose
 
-from .advice import Advice, advise
+from .decide import acts, too_old
 from .find import admin
+
+_OWN_ROWS = "Look at your own rows first: what the view saved outside a step, it saves again."
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record, its finished steps, and what operators did to it."""
+    """A record with what belongs to it: finished steps, what operators did, and derived keys.
+
+    ``steps`` have their derived keys and results. ``key`` is None if the record is gone; then they have
+    neither. ``broken`` says why a result cannot be read.
+    """
 
     line: Line
-    steps: list[StepLine]
+    key: bytes | None
+    steps: list[dict[str, Any]]
+    derived: list[dict[str, Any]]
     audit: list[AuditEntry]
-
-    @classmethod
-    def of(cls, store: Admin, line: Line) -> Found:
-        """Return what belongs to a record."""
-        start = bytes.fromhex(line.key)
-        return cls(line, store.steps(start), store.audit(start))
-
-    @property
-    def advice(self) -> Advice | None:
-        """What an operator should know before deciding."""
-        return advise(self.line, self.steps)
+    broken: str
+    acts: list[str]
+    advice: tuple[str, ...]
 
 
-def shown_steps(
-    state: AppState, key: bytes | None, steps: list[StepLine]
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the finished steps with derived keys and results, and why a result cannot be read.
-
-    Without the ``key``, the whole hash of the record's key, they have neither.
-    """
-    why, rows = "", list[dict[str, Any]]()
-    for step in steps:
-        derived, result = None if key is None else derive_key(key, step.name), None
-        if key is not None and step.result is not None:
-            try:
+def look_into(state: AppState, line: Line, names: Iterable[str] = ()) -> Found:
+    """Read what belongs to a record, and what ``derive_key`` gives its view for these names."""
+    store, start = admin(state), bytes.fromhex(line.key)
+    key, broken, steps = store.key(start), "", list[dict[str, Any]]()
+    for step in store.steps(start):
+        result = None
+        try:
+            if key is not None and step.result is not None:
                 opened = state.sealer.open_bytes(step.result, key, purpose(step.name))
                 result = opened.decode(errors="backslashreplace")
-            except RecordBroken as error:
-                why = error.detail
-        row = asdict(step)
-        del row["result"]  # it stands at the end
-        rows.append({**row, "derived_key": derived, "result": result})
-    return rows, why
-
-
-def derived(key: bytes | None, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return what a view of this operation gets from ``derive_key`` with these names."""
-    return [{"name": name, "derived_key": derive_key(key, name)} for name in names if key is not None]
-
-
-def key_of(state: AppState, found: Found) -> bytes | None:
-    """Return a record's whole key; None if it is gone."""
-    return admin(state).key(bytes.fromhex(found.line.key))
+        except RecordBroken as error:
+            broken = error.detail
+        whole = {**asdict(step), "derived_key": key and derive_key(key, step.name)}
+        del whole["result"]  # it stands at the end
+        steps.append({**whole, "result": result})
+    derived = [{"name": name, "derived_key": derive_key(key, name)} for name in names if key]
+    open_acts, why_not = acts(line), ""
+    if "release" in open_acts and key is not None:
+        try:
+            record = state.records.look(key)
+            why_not = too_old(state, line, record) if record else ""
+        except RecordBroken as error:
+            why_not = error.detail.rstrip(".")
+    advice = _advice(steps, why_not) if "release" in open_acts else ()
+    return Found(line, key, steps, derived, store.audit(start), broken, open_acts, advice)
 
 
 def row(line: Line) -> dict[str, Any]:
@@ -73,3 +68,43 @@ def row(line: Line) -> dict[str, Any]:
     shown = {**asdict(line), "key": line.key[:SHOWN]}
     del shown["version"]
     return shown
+
+
+def _advice(steps: list[dict[str, Any]], why_not: str) -> tuple[str, ...]:
+    """Return how far an interrupted or failed operation came, and which decision fits, in sentences.
+
+    Resolving stores a response and nothing else: what the view had not yet done, above all rows of the
+    application's own, is never done. Releasing repeats no finished step, but all else: whatever was cut
+    off, and rows that the view has already saved outside a step. An old one (``why_not``) is released
+    only if the other service has done no more than the steps: it recognises no key any more.
+    """
+    if not steps:
+        came = (
+            "No step has finished: whatever the view does may or may not have happened. (If the view is"
+            " atomic, none of it has.)"
+        )
+        release = (
+            "Release it if the other service knows nothing of it, or recognises its key and repeats its"
+            " first response: the next retry runs the whole view."
+        )
+        resolve = (
+            "Resolve it if the other service has done it and would do it again. First do by hand what"
+            " the view does besides, such as saving rows of its own: the view never runs again."
+        )
+    else:
+        came = (
+            f"Finished: {', '.join(step['name'] for step in steps)}. What comes next in the view may or"
+            " may not have happened."
+        )
+        release = (
+            "Release it if the other service has done no more than that, or recognises the key of what"
+            " came next: the next retry repeats no finished step, and does the rest."
+        )
+        resolve = (
+            "Resolve it only if nothing is left to do, or you have done it by hand: the view never runs"
+            f" again, so it will not do what comes after {steps[-1]['name']}, such as saving rows of"
+            " its own."
+        )
+    if why_not:
+        release = f"{why_not}."
+    return came, f"{release} {_OWN_ROWS}", resolve

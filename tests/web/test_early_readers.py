@@ -11,7 +11,6 @@ from flask_wtf import FlaskForm
 from wtforms import IntegerField
 
 from flask_idempotency import ConfigurationError, current_operation, idempotent
-from flask_idempotency.cli import cli
 
 BODIES = {
     "form": {"data": {"amount": "5"}},
@@ -175,16 +174,6 @@ class TestTooEarly:
             assert (event.would, type(event.error)) == ("rejected", ConfigurationError)
         assert len(runs) == len(kinds)
 
-    def test_so_does_the_check(self, world, add_view, early, read):
-        reader = early(USED_UP[read][1])
-        add_view(world)
-        with world.app.app_context():
-            world.db.create_all()
-        result = world.app.test_cli_runner().invoke(cli, ["check"])
-        [line] = [line for line in result.output.splitlines() if "before they can be kept" in line]
-        assert line.startswith("advice  forms")
-        assert reader in line
-
 
 HARMLESS = {
     "data": lambda request: request.get_data(),
@@ -208,7 +197,6 @@ def test_what_leaves_the_body_there_is_no_reason_to_refuse(
             assert world.post(path="/observed", **key, **body(kind)).status_code == 201
     told = [event.would for name, event in heard if name == "operation_observed"]
     assert told == ["executed", "replayed"] * 2
-    assert "before they can be kept" not in world.app.test_cli_runner().invoke(cli, ["check"]).output
 
 
 def test_the_form_of_what_is_no_form_is_no_reason_either(

@@ -43,7 +43,6 @@ def build(uri: Any, **config: Any) -> Flask:
 
 def build_console(app: Flask) -> Flask:
     """The application with the operators' page."""
-    app.secret_key = "secret"
     blueprint = Idempotency().console_blueprint(authorize=lambda: True)
     app.register_blueprint(blueprint, url_prefix="/operations")
     return app

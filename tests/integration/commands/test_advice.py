@@ -278,4 +278,4 @@ class TestOfScope:
         assert self.listed(shop.run, "--scope", "alice", "--state", "interrupted") == [digits]
 
     def test_a_namespace_needs_a_key(self, run):
-        assert run("list", "--namespace", "v2", "--scope", "alice").exit_code == 2
+        assert run("list", "--namespace", "v2", "--scope", "alice").exit_code == 1

@@ -96,8 +96,8 @@ def test_the_namespace_is_that_of_the_route_or_the_one_given(make_world, add_vie
 )
 def test_a_key_needs_its_operation_and_a_scope_a_key(run, options):
     result = run("list", *options.split())
-    assert result.exit_code == 2
-    assert "--key and --operation" in result.output
+    assert result.exit_code == 1
+    assert "by its key and operation" in result.output
     assert "canary" not in result.output
 
 

@@ -90,9 +90,9 @@ def test_every_retry_gets_the_response_that_was_given(orders):
     [
         (["resolve", *PAID, "--yes"], 9),
         (["resolve", *PAID, "--yes", "--json"], 10),
-        (RELEASE, 10),
-        (["show"], 9),
-        (["show", "--derive", "refund"], 9),
+        (RELEASE, 9),
+        (["show"], 10),
+        (["show", "--derive", "refund"], 10),
     ],
 )
 def test_a_command_sends_few_messages_to_the_database(orders, postgres, command, expected):
@@ -148,7 +148,10 @@ def test_what_was_released_is_open_as_long_as_a_provider_knows_its_key(orders, a
     assert orders.calls == [1]
     said = refused(orders.run(*RELEASE, key))
     assert f"{key} began 1 d 1 h ago, and its ttl is 1 d" in said
-    assert "add --not-done; otherwise do the rest by hand, and `resolve` it" in said
+    assert "say so (--not-done); otherwise do the rest by hand, and resolve it" in said
+    shown = " ".join(orders.run("show", key).output.split())
+    assert "say so (--not-done)" in shown, "a plain release would be refused"
+    assert "recognises the key" not in shown
     assert_problem(orders.send(), 409, "operation-interrupted")
     assert orders.run(*RELEASE, key, "--not-done").exit_code == 0
     orders.world.sql(f"{table} created_at = created_at - interval '25 hours'")
@@ -178,9 +181,10 @@ def test_it_asks_first_and_shows_what_it_asks_about(orders):
 
 def test_without_a_terminal_consent_must_be_given(orders):
     key = orders.interrupt()
-    for options in ["--json"], ["--body-file", "-"]:
-        result = orders.run("resolve", key, "--status", "201", "--why", WHY, *options)
-        assert (result.exit_code, "--yes is needed" in result.output) == (2, True)
+    resolve = ["resolve", key, "--status", "201", "--why", WHY]
+    result = orders.run(*resolve, "--json")
+    assert (result.exit_code, "--yes is needed" in result.output) == (2, True)
+    assert "Aborted!" in refused(orders.run(*resolve, "--body-file", "-"))
 
 
 def test_the_record_notes_who_decided_and_why(orders):
@@ -212,21 +216,6 @@ def test_a_name_is_one_line_that_can_be_seen(orders, by, noted):
     key = orders.interrupt()
     assert orders.run("release", "--why=asked", key, "--by", by).exit_code == 0
     assert [entry["by"] for entry in orders.show(key)["audit"]] == [noted]
-
-
-@pytest.mark.parametrize("why", ["\u200b", "\ufe0f", "x" * 501])
-def test_a_reason_can_be_seen(orders, why):
-    result = orders.run("release", orders.interrupt(), "--why", why)
-    assert result.exit_code == 2
-    assert "Say why, in at most 500 characters" in result.output
-
-
-def test_a_name_has_an_end(orders):
-    key = orders.interrupt()
-    result = orders.run("release", "--why=asked", key, "--by", "é" * 201)
-    assert result.exit_code == 2
-    assert "A name has at most 200 characters." in result.output
-    assert orders.run("release", "--why=asked", key, "--by", "é" * 200).exit_code == 0
 
 
 def test_a_failure_given_by_hand_is_noted_as_one(orders):
@@ -352,18 +341,6 @@ def test_what_cannot_be_decided_is_refused_before_anything_is_asked(orders):
     assert "Store it?" not in result.output
 
 
-def test_a_decision_whose_reply_was_lost_is_reported_as_made(orders, monkeypatch):
-    key, settle = orders.interrupt(), PostgresAdmin.settle
-
-    def twice(store: Any, verdict: Any) -> bool:
-        assert settle(store, verdict)
-        return settle(store, verdict)
-
-    monkeypatch.setattr(PostgresAdmin, "settle", twice)
-    assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0
-    assert len(orders.show(key)["audit"]) == 1
-
-
 def test_what_is_given_is_sealed_like_any_response(make_world):
     orders = Orders(make_world(IDEMPOTENCY_ENCRYPTION_KEYS=KEYS))
     key = orders.interrupt()
@@ -390,8 +367,6 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
         (["--body", "paid"], "the body is not JSON"),
         (["--body", '{"amount": NaN}'], "the body is not JSON"),
         (["--body", "[" * 900 + "]" * 900], "the body is not JSON"),
-        (["--body", "\ufeff{}"], "the body begins with a byte order mark"),
-        (["--body-file", "/proc/self/mem"], "the body cannot be read: "),
         (["--header", "Set-Cookie: a=b"], "'Set-Cookie' is malformed, or one that is never stored"),
         (["--header", "nonsense"], "'nonsense' is malformed"),
         (["--header", "X: a\nY: b"], "'X' is malformed"),
@@ -402,7 +377,7 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
             ["--body", "x", "--header", "Content-Type: a/b", "--header", "Content-Type: a/c"],
             "one Content-Type",
         ),
-        (["--body", "\udcff"], "the body is not UTF-8 text: give it with --body-file"),
+        (["--body", "\udcff"], "the body is not JSON"),
         (["--status", "204", "--body", "{}"], "the status 204 has no body"),
         (["--body", f'"{"x" * 3000}"'], "larger than IDEMPOTENCY_MAX_RESPONSE_BYTES"),
     ],
@@ -449,12 +424,12 @@ def test_no_decision_is_without_a_reason(orders):
     assert orders.lines()[0]["state"] == "interrupted"
 
 
-@pytest.mark.parametrize("why", ["", "  ", "\u2003", 501 * "x"])
+@pytest.mark.parametrize("why", ["", "  ", "\u2003", "\u200b", "\ufe0f", 501 * "x"])
 def test_a_reason_that_says_nothing_or_is_long_is_refused(orders, why):
     key = orders.interrupt()
     for command in ["release"], ["release", "--fail"], ["resolve", *PAID, "--yes"]:
         result = orders.run(*command, key, "--why", why)
-        assert (result.exit_code, "Say why, in at most 500" in result.output) == (2, True)
+        assert (result.exit_code, "Say why, in at most 500" in result.output) == (1, True)
     assert orders.lines()[0]["state"] == "interrupted"
 
 

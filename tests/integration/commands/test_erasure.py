@@ -1,4 +1,4 @@
-"""``flask idempotency forget`` and ``purge --older-than``: what is deleted before it expires."""
+"""``flask idempotency forget``: what is deleted before it expires."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import redis
 from flask import request
 
 from flask_idempotency import Retryable, current_operation, idempotent
-from flask_idempotency.cli import cli, decisions, group
+from flask_idempotency.cli import cli
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.operate import erase as erasure
+from flask_idempotency.operate.decide import Operator
 from flask_idempotency.operate.find import Sought, scope_tails
 from tests.integration.commands.running import runner
 from tests.killed import Killed
@@ -219,7 +220,7 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(shop):
                 state = app.extensions["idempotency"]
                 while not stop.is_set():
                     found = erasure.erasable(state, Sought(scope="alice"))
-                    erased[0] += sum(erasure.erase(state, found, origin="test"))
+                    erased[0] += erasure.erase(state, found, Operator("ann", "test"))
         except BaseException as error:
             errors.append(error)
 
@@ -235,71 +236,13 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(shop):
     assert len(shop.calls) <= erased[0] + shop.rows()
 
 
-def test_many_records_are_erased_in_batches_with_progress_on_a_terminal(shop, monkeypatch):
+def test_many_records_are_erased_in_batches(shop, monkeypatch, caplog):
     monkeypatch.setattr(erasure, "BATCH", 2)
-    shown = list[str]()
-    monkeypatch.setattr(decisions, "progress", lambda: shown.append)
     for number in range(5):
         shop.world.post("/payments", f"key-{number}")
     assert shop.forget("--scope", "alice")["erased"] == 5
-    assert shown == ["2 of 5 erased", "4 of 5 erased", "5 of 5 erased", ""]
-
-
-def progress(as_json):
-    with click.Context(cli) as context:
-        context.meta["flask_idempotency.json"] = as_json
-        return group.progress()
-
-
-def test_progress_is_shown_on_a_terminal_only_and_never_beside_json(monkeypatch, capsys):
-    progress(as_json=False)("1 deleted")
-    assert capsys.readouterr().err == "", "no terminal"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    progress(as_json=True)("1 deleted")
-    assert capsys.readouterr().err == ""
-    show = progress(as_json=False)
-    show("1 deleted")
-    show("")
-    assert "1 deleted" in capsys.readouterr().err
-
-
-def test_a_purge_by_age_deletes_what_ended_and_asks_first(shop):
-    for number in range(3):
-        shop.world.post("/payments", f"key-{number}")
-    shop.world.post("/orders", "free", json="free")
-    shop.interrupt()
-    shop.world.sql("update idempotency_record set completed_at = completed_at - interval '2 days'")
-    shop.world.post("/payments", "new")
-    ask = shop.world.app.test_cli_runner().invoke
-    refused = ask(cli, ["purge", "--older-than", "1d"], input="n\n")
-    assert "besides what has expired: 3 records that ended more than 1 d ago" in refused.output
-    assert (refused.exit_code, shop.rows()) == (1, 6)
-    for age, said in ("47h", "1 d 23 h"), ("90m", "1 h 30 min"), ("61", "1 min 1 s"):
-        asked = ask(cli, ["purge", "--older-than", age], input="n\n").output
-        assert f"ended more than {said} ago" in asked
-    assert "3 records that" in asked
-    none = ask(cli, ["purge", "--older-than", "1w"])
-    assert none.output == "0 expired or old records deleted\n", "nothing to ask"
-    assert (
-        shop.run("purge", "--older-than", "3d", "--yes").output == "0 expired or old records deleted\n"
-    )
-    result = shop.run("purge", "--older-than", "36h", "--yes", "--json", "--batch", "2")
-    assert json.loads(result.output) == [{"deleted": 3}]
-    states = {row.state for row in shop.world.records()}
-    assert (shop.rows(), states) == (3, {"completed", "in_progress"}), "released and interrupted stay"
-    assert shop.run("purge", "--older-than", "1d", "--json").exit_code == 2
-
-
-def test_what_has_expired_is_not_counted_as_old(shop):
-    for number in range(3):
-        shop.world.post("/payments", f"key-{number}")
-    shop.world.sql("update idempotency_record set completed_at = completed_at - interval '2 days'")
-    first = "(select key from idempotency_record limit 1)"
-    shop.world.sql(f"update idempotency_record set expires_at = created_at where key = {first}")
-    ask = shop.world.app.test_cli_runner().invoke
-    result = ask(cli, ["purge", "--older-than", "1d"], input="y\n")
-    assert "has expired: 2 records that ended" in result.output
-    assert result.output.endswith("3 expired or old records deleted\n")
+    erased = [line.records for line in caplog.records if getattr(line, "did", "") == "erased"]
+    assert erased == [2, 2, 1], "a line for each transaction"
 
 
 @pytest.mark.parametrize("text", ["0_7", "07", "+7", " 7", "\u0667"])
@@ -307,33 +250,3 @@ def test_a_scope_is_compared_as_it_is_written(text):
     """Python reads all of these as 7."""
     assert scope_tails(text) == [scope_tail(text)]
     assert scope_tail(7) in scope_tails("7")
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("1", 1), ("90", 90), ("90m", 5400), ("4w", 2_419_200)])
-def test_an_age_has_a_unit(text, seconds):
-    assert group.read_age(None, None, text) == seconds  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0", "0d", "d", "1y", "-1d", "1.5h", "nan", "1 d", "9" * 10, "9" * 9 + "w"]
-)
-def test_another_age_is_refused(shop, text):
-    assert shop.run("purge", f"--older-than={text}", "--yes").exit_code == 2
-
-
-def test_a_purge_by_age_ends_although_records_go_on_ageing(shop, monkeypatch):
-    """What was too young when it began is left to the next one."""
-    for number in range(4):
-        shop.world.post("/payments", f"key-{number}")
-    with shop.world.app.app_context():
-        purge = shop.world.app.extensions["idempotency"].records.admin().purge(2, 3600)
-        aged = "update idempotency_record set completed_at = clock_timestamp() - interval '1 h {} s'"
-        shop.world.sql(aged.format(-30))
-        assert list(purge) == []
-        shop.world.sql(aged.format(30))
-        purge = shop.world.app.extensions["idempotency"].records.admin().purge(2, 3600)
-        assert next(purge) == 2
-        shop.world.post("/payments", "key-5")
-        shop.world.sql(aged.format(-1) + " where completed_at > clock_timestamp() - interval '1 h'")
-        assert list(purge) == [2]
-        assert shop.rows() == 1

@@ -33,7 +33,7 @@ def locked(world):
         "list --scope alice", "list --key k --operation pay", "show 12345678",
         "release 12345678 --why known",
         "resolve 12345678 --status 200 --why known --yes", "forget --scope alice --yes",
-        "purge --older-than 1d", "purge",
+        "purge",
     ],
 )  # fmt: skip
 def test_a_command_gives_up(world, locked, command):

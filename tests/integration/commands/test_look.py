@@ -30,7 +30,12 @@ def test_list_shows_the_newest_first_and_filters(world, run, pay):
     digests = [bytes(row.key).hex()[:8] for row in world.records()]
     assert [line["key"] for line in everything] == digests[::-1]
     assert [line["expired"] for line in everything] == [False] * 4 + [True]
-    assert listed("--limit", "2") == everything[:2]
+    result = run("list", "--json", "--limit", "2")
+    assert json.loads(result.stdout) == everything[:2]
+    more = "only the newest 2: there are more, see --limit\n"
+    assert result.stderr == more
+    assert more in run("list", "--limit", "2").stdout
+    assert "there are more" not in run("list", "--limit", "5").output
     assert listed("--operation", "pay", "--state", "completed") == everything
     assert listed("--operation", "nothing") == listed("--state", "in_progress") == []
     newest = everything[0]
@@ -60,7 +65,7 @@ def test_list_ends_with_what_there_is_in_all_and_what_waits(world, run):
     for options in ["--limit=1"], ["--operation=order"], ["--state=failed"]:
         lines = run("list", *options).output.splitlines()
         assert lines[-4:] == expected
-        assert len(lines) <= 6, "all are counted, not only those that are listed"
+        assert len(lines) <= 7, "all are counted, not only those that are listed"
     assert "in all" not in run("list", "--scope=alice").output
     assert "in all" not in run("list", "--key=a", "--operation=pay").output
 
@@ -68,6 +73,7 @@ def test_list_ends_with_what_there_is_in_all_and_what_waits(world, run):
 def test_an_estimate_and_a_limit_are_told_as_such():
     found = Overview([Tally("pay", "completed", 1_000_000)], True, 0, CAPPED, None, 0, None)
     assert summary(found) == [
+        "",
         "about 1,000,000 records in all: 1,000,000 completed",
         "waiting for a retry or an operator: 10,000 or more",
         "waiting for a purge: 0",

@@ -31,7 +31,7 @@ def authorize():
 
 @pytest.fixture
 def world(make_world, config, authorize):
-    world = make_world(PROPAGATE_EXCEPTIONS=False, SECRET_KEY="secret", **config)
+    world = make_world(PROPAGATE_EXCEPTIONS=False, **config)
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
     view = idempotent(atomic=world.store != "redis")(lambda: ({"secret": "canary"}, 201))
     world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
@@ -41,23 +41,22 @@ def world(make_world, config, authorize):
 
 
 class Browser:
-    """A client that keeps cookies and takes what a form hides from the page before."""
+    """A client that says where a form comes from, and takes what it hides from the page before."""
 
     def __init__(self, app, operator):
         self._client, self._headers = app.test_client(), {"X-Operator": operator}
-        self.token = self.seen = ""
+        self.seen = ""
 
     def get(self, path="/", **kwargs):
         return self._seen(self._client.get(ROOT + path, headers=self._headers, **kwargs))
 
-    def post(self, path, **fields):
-        fields = {"token": self.token, "seen": self.seen, **fields}
+    def post(self, path, *, site="same-origin", **fields):
+        fields = {"seen": self.seen, **fields}
         data = {name: value for name, value in fields.items() if value is not None}
-        return self._seen(self._client.post(ROOT + path, data=data, headers=self._headers))
+        headers = {**self._headers, **({"Sec-Fetch-Site": site} if site else {})}
+        return self._seen(self._client.post(ROOT + path, data=data, headers=headers))
 
     def _seen(self, response):
-        if found := re.search('name="token" value="([^"]+)"', response.text):
-            self.token = found[1]
         if found := re.search('name="seen" value="([^"]+)"', response.text):
             self.seen = found[1]
         return response

@@ -1,15 +1,10 @@
 """Who gets in, and what protects the pages from other sites."""
 
-import itertools
-import re
-
 import pytest
 from flask import Flask, Response, abort, redirect
 from flask_wtf import CSRFProtect
 
 from flask_idempotency import ConfigurationError, Idempotency
-from flask_idempotency.console import access
-from flask_idempotency.flask_context import ask_before_request
 
 from .conftest import INVISIBLE
 
@@ -21,7 +16,7 @@ PAGES = [
     ("GET", f"/records/{DIGITS}"),
     ("GET", "/static/console.css"),
     ("GET", "/static/icon.svg"),
-    ("POST", "/search"),
+    ("POST", "/records"),
     ("POST", f"/records/{DIGITS}/body"),
     ("GET", f"/records/{DIGITS}/release"),
     ("POST", f"/records/{DIGITS}/release"),
@@ -29,19 +24,21 @@ PAGES = [
 ]
 
 
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+ACTION = "<any(release, resolve, fail, forget):action>"
+
+
 def console(make_world, authorize):
-    world = make_world(SECRET_KEY="secret")
+    world = make_world()
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
     return world
 
 
-def token_in(page):
-    return re.search('name="token" value="([^"]+)"', page.text)[1]
-
-
 def test_every_page_is_listed_here(world):
     rules = [rule for rule in world.app.url_map.iter_rules() if rule.endpoint.startswith("operations.")]
-    names = {DIGITS: "<digits>", "release": "<action>"}
+    names = {DIGITS: "<digits>", "release": ACTION}
     listed = {
         (method, "/".join(names.get(part, part) for part in path.split("/"))) for method, path in PAGES
     }
@@ -82,22 +79,6 @@ def test_the_applications_own_page_keeps_its_headers(make_world):
     assert "Set-Cookie" not in response.headers
 
 
-def test_a_name_is_one_line(make_world):
-    """It comes from an account, perhaps from what its owner has typed."""
-    world = console(make_world, lambda: "ada\n2026-11-23 operation pay: erased by bob\x1b[2J")
-    with world.app.test_request_context("/operations/"):
-        ask_before_request(world.app)
-        assert access.who() == "ada 2026-11-23 operation pay: erased by bob [2J"
-
-
-def test_a_name_has_an_end(make_world):
-    assert console(make_world, lambda: "é" * 200).client.get("/operations/").status_code == 200
-    world = console(make_world, lambda: "é" * 201)
-    world.app.testing = True
-    with pytest.raises(ConfigurationError, match="a name of 201 characters; at most 200 are noted"):
-        world.client.get("/operations/")
-
-
 def test_authorize_may_abort(make_world):
     assert console(make_world, lambda: abort(401)).client.get("/operations/").status_code == 401
 
@@ -131,13 +112,6 @@ def test_an_application_without_the_extension_gets_no_console():
         Flask("other").register_blueprint(blueprint)
 
 
-def test_without_a_secret_key_there_are_no_pages(make_world):
-    world = make_world(PROPAGATE_EXCEPTIONS=True)
-    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: True))
-    with pytest.raises(ConfigurationError, match="set SECRET_KEY"):
-        world.client.get("/operations/")
-
-
 def test_a_page_is_kept_out_of_frames_caches_and_other_sites(browser):
     for path in "/", "/records", f"/records/{DIGITS}":
         headers = browser.get(path).headers
@@ -159,69 +133,60 @@ def test_a_page_needs_no_script_and_nothing_from_elsewhere(browser):
             assert forbidden not in text
 
 
-def test_the_cookie_is_only_for_the_console_and_not_for_scripts(browser):
-    cookie = browser.get().headers["Set-Cookie"]
-    assert "Path=/operations/" in cookie
-    assert "HttpOnly" in cookie
-    assert "SameSite=Lax" in cookie  # not with another site's form, but with its link
-    assert "Set-Cookie" not in browser.get().headers
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, 404),
+        (
+            {"Sec-Fetch-Site": "same-origin", "Origin": "https://evil.example"},
+            404,
+        ),  # no page can say so
+        ({"Origin": "http://localhost"}, 404),
+        ({}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 403),
+        ({"Sec-Fetch-Site": ""}, 403),
+        ({"Origin": "https://localhost"}, 403),
+        ({"Origin": "http://localhost:8080"}, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+    ],
+)
+def test_a_form_is_taken_from_a_page_of_the_same_origin_only(world, interrupted, headers, status):
+    digits, headers = interrupted(), {"X-Operator": "ada", **headers}
+    response = world.client.post("/operations/records", data={"digits": "f" * 16}, headers=headers)
+    assert response.status_code == status
+    refused = "was not sent from a page of this console"
+    assert (refused in response.text) == (status == 403)
+    response = world.client.post(f"/operations/records/{digits}/body", headers=headers)
+    assert response.status_code == (403 if status == 403 else 200)
 
 
-def test_the_cookie_is_only_for_tls_where_there_is_tls(world):
-    headers = {"X-Operator": "ada"}
-    client, page = world.app.test_client(), {"base_url": "https://shop.example", "headers": headers}
-    cookie = client.get("/operations/", **page).headers["Set-Cookie"]
-    assert cookie.startswith("__Secure-idempotency_console=")
-    assert "; Secure" in cookie
-    assert "Set-Cookie" not in client.get("/operations/", **page).headers
-    planted = {**headers, "Cookie": "idempotency_console=planted"}  # by a page without TLS
-    response = world.client.get("/operations/", headers=planted, base_url="https://shop.example")
-    assert "planted" not in response.headers["Set-Cookie"]
+def test_no_page_sets_a_cookie(browser, interrupted):
+    for path in "/", "/records", f"/records/{interrupted()}":
+        assert "Set-Cookie" not in browser.get(path).headers
 
 
-def test_a_form_of_another_site_leaves_those_that_are_open_alone(world, browser):
-    browser.get()
-    response = world.client.post("/operations/search", headers={"X-Operator": "ada"}, data={"x": 1})
-    assert response.status_code == 403
-    assert "Set-Cookie" not in response.headers
-    assert browser.post("/search", digits=DIGITS).status_code == 404
+def test_the_origin_is_that_of_the_scheme_and_port_in_use(world):
+    shop, headers = "https://shop.example:8443", {"X-Operator": "ada"}
+    for origin, status in (shop, 404), ("https://shop.example", 403), ("http://shop.example:8443", 403):
+        sent = {**headers, "Origin": origin}
+        data = {"digits": DIGITS}
+        response = world.client.post("/operations/records", base_url=shop, headers=sent, data=data)
+        assert response.status_code == status
 
 
-def test_a_form_without_the_token_is_refused(browser):
-    browser.get()
-    for token in "", None, "nonsense", "a.b.c":
-        response = browser.post("/search", digits=DIGITS, token=token)
-        assert response.status_code == 403
-        assert "was not sent from a page of this console" in response.text
-
-
-def test_a_token_is_worth_nothing_to_others(browser, another):
-    browser.get()
-    for other in another("ada"), another("bob"):
-        other.get()
-        assert other.post("/search", digits=DIGITS, token=browser.token).status_code == 403
-    mallory = another("mallory")
-    mallory._client.set_cookie("idempotency_console", browser._client.get_cookie(
-        "idempotency_console", path="/operations/").value, path="/operations/")  # fmt: skip
-    assert mallory.post("/search", digits=DIGITS, token=browser.token).status_code == 403
-
-
-def test_a_token_ends_with_the_shift(browser, monkeypatch):
-    browser.get()
-    monkeypatch.setattr("flask_idempotency.console.access.TOKEN_SECONDS", -1)
-    assert browser.post("/search", digits=DIGITS).status_code == 403
-
-
-def test_a_token_outlives_the_rotation_of_the_secret_key(browser, world):
-    browser.get()
-    world.app.config.update(SECRET_KEY="newer", SECRET_KEY_FALLBACKS=["secret"])
-    assert browser.post("/search", digits=DIGITS).status_code == 404
+def test_a_mounted_application_has_its_links_below_the_mount(world):
+    page = {"headers": {"X-Operator": "ada"}, "base_url": "http://localhost/shop"}
+    assert 'href="/shop/operations/records"' in world.client.get("/operations/", **page).text
 
 
 def test_a_wrong_method_changes_nothing(browser):
-    for method, path in itertools.product(("PUT", "DELETE", "POST"), ("/", "/records")):
+    for method, path in ("PUT", "/"), ("DELETE", "/"), ("POST", "/"), ("DELETE", "/records"):
         response = browser._client.open(
-            f"/operations{path}", method=method, headers={"X-Operator": "ada"}
+            f"/operations{path}", method=method, headers={"X-Operator": "ada", **OURS}
         )
         assert response.status_code == 405
 
@@ -230,32 +195,24 @@ def test_the_views_of_the_console_are_not_protected_by_protect(make_world):
     world = console(make_world, lambda: True)
     world.idempotency.protect(world.app)
     client = world.client
-    sent = {"token": token_in(client.get("/operations/records")), "digits": DIGITS}
-    assert client.post("/operations/search", data=sent).status_code == 404, "no 400 without a key"
+    response = client.post("/operations/records", data={"digits": DIGITS}, headers=OURS)
+    assert response.status_code == 404, "no 400 without a key"
 
 
 def test_beside_flask_wtf_the_blueprint_is_exempt_from_its_check(make_world):
-    world = make_world(SECRET_KEY="secret")
+    world = make_world(SECRET_KEY="of Flask-WTF")
     blueprint = world.idempotency.console_blueprint(authorize=lambda: True)
     world.app.register_blueprint(blueprint)
     csrf = CSRFProtect(world.app)
     client = world.client
-    token = token_in(client.get("/operations/records"))
-    assert client.post("/operations/search", data={"token": token}).status_code == 400
+    form = {"data": {"digits": DIGITS}, "headers": OURS}
+    assert client.post("/operations/records", **form).status_code == 400
     csrf.exempt(blueprint)
-    assert client.post("/operations/search", data={"token": token}).status_code == 404
-
-
-def test_a_mounted_application_has_its_cookie_and_links_below_the_mount(browser, world):
-    response = world.client.get(
-        "/operations/", headers={"X-Operator": "ada"}, base_url="http://localhost/shop"
-    )
-    assert "Path=/shop/operations/" in response.headers["Set-Cookie"]
-    assert 'href="/shop/operations/records"' in response.text
+    assert client.post("/operations/records", **form).status_code == 404
 
 
 def test_two_consoles_of_one_application_have_their_own_doors(make_world):
-    world = make_world(SECRET_KEY="secret")
+    world = make_world()
     for name, door in ("open", True), ("closed", False):
         blueprint = world.idempotency.console_blueprint(authorize=lambda door=door: door, name=name)
         world.app.register_blueprint(blueprint)
