@@ -98,7 +98,7 @@ def _told(answer: Answer, windows: Sequence[Window]) -> str:
     """An answer, in seconds after the beginning of the last fault before it."""
     fault = max((w.began for w in windows if w.began <= answer.ended), default=answer.began)
     began, ended = answer.began - fault, answer.ended - fault
-    return f"{answer.key} {answer.status} in {answer.attempts} attempts, {began:.2f} to {ended:.2f} s"
+    return f"{answer.key} {answer.status}, {began:.2f} to {ended:.2f} s"
 
 
 def _time(verdict: Verdict, answers: Sequence[Answer], windows: Sequence[Window]) -> None:

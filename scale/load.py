@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import requests
 
 from example.seed import ALICE, BOB, DemoAccount
-from flask_idempotency.client import IdempotentSession, RetryPolicy, attempts_of
+from flask_idempotency.client import IdempotentSession
 
 CLIENTS = 8
 PAUSE_SECONDS = 0.2  # between two payments of a client, on average
@@ -29,7 +29,6 @@ class Answer:
     ended: float
     status: int | None
     body: bytes = b""
-    attempts: int = 1
     error: str = ""
 
     @property
@@ -42,7 +41,6 @@ class Load:
     """Payments at several addresses until it is stopped."""
 
     urls: Sequence[str]
-    policy: RetryPolicy = field(default_factory=RetryPolicy)
     clients: int = CLIENTS
     answers: list[Answer] = field(default_factory=list)
     who: dict[str, DemoAccount] = field(default_factory=dict)
@@ -62,7 +60,7 @@ class Load:
             thread.join()
 
     def _client(self) -> None:
-        with IdempotentSession(policy=self.policy) as session:
+        with IdempotentSession() as session:
             while not self._over.is_set():
                 key = str(uuid.uuid4())
                 self.who[key] = random.choice((ALICE, BOB))  # noqa: S311 -- no secret
@@ -79,7 +77,5 @@ class Load:
         try:
             got = session.post(url, json=body, headers=headers, timeout=(3, 30))
         except requests.RequestException as error:
-            made, text = attempts_of(error), type(error).__name__
-            return Answer(key, began, time.monotonic(), None, b"", made, text)
-        made = attempts_of(got)
-        return Answer(key, began, time.monotonic(), got.status_code, got.content, made)
+            return Answer(key, began, time.monotonic(), None, b"", type(error).__name__)
+        return Answer(key, began, time.monotonic(), got.status_code, got.content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import ssl
@@ -10,24 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 import requests
-from anyio.from_thread import start_blocking_portal
 
 import servers
-from flask_idempotency.client import (
-    AsyncIdempotentClient,
-    AsyncIdempotentTransport,
-    IdempotentClient,
-    IdempotentSession,
-    IdempotentTransport,
-    RetryPolicy,
-)
+from flask_idempotency.client import IdempotentSession, IdempotentTransport
 
 PROBLEM = "application/problem+json"
 
@@ -228,7 +220,7 @@ def server(stopped: Server) -> Server:
 
 @dataclass
 class Time:
-    """A clock that only waiting moves, and the waits. ``chance`` stands for the random number."""
+    """A clock that only the clients' waits move, and the waits. ``chance`` is their random number."""
 
     now: float = 0.0
     chance: float = 1.0
@@ -240,14 +232,29 @@ class Time:
         self.now += seconds
         self.at_wait()
 
-    def policy(self, **options: Any) -> RetryPolicy:
-        own = {"sleep": self.sleep, "clock": lambda: self.now, "random": lambda: self.chance}
-        return RetryPolicy(**(own | {"backoff": 0.5} | options))
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleep(seconds)
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """The clients' time, which goes by only when they wait."""
+    time = Time()
+    for name, value in {
+        "attempts.monotonic": lambda: time.now,
+        "attempts.random": lambda: time.chance,
+        "session.sleep": time.sleep,
+        "transport.sleep": time.sleep,
+        "transport.anyio": SimpleNamespace(sleep=time.sleep_async),
+    }.items():
+        monkeypatch.setattr(f"flask_idempotency.client.{name}", value)
+    return time
+
+
+@pytest.fixture
+def real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients' real time, and no wait by chance."""
+    monkeypatch.setattr("flask_idempotency.client.attempts.random", lambda: 0.0)
 
 
 @dataclass(frozen=True)
@@ -262,132 +269,63 @@ class Reply:
     def key(self) -> str:
         return self.response.request.headers["Idempotency-Key"]
 
+    @property
+    def is_replay(self) -> bool:
+        return self.response.headers.get("Idempotent-Replayed") == "true"
+
 
 Caller = Callable[..., Reply]
 LOST = (requests.ConnectionError, requests.Timeout, httpx.TransportError)
 """What the clients raise where no response came."""
+LIMIT = 5
 
 
-def with_requests(time: Time, timeout: float = 5, **options: Any) -> Caller:
-    session = IdempotentSession(time.policy(**options), timeout=timeout)
-    session.trust_env = False
-
+def with_requests(**options: Any) -> Caller:
     def call(method: str, url: str, *, content: Any = None, **kwargs: Any) -> Reply:
-        with session:
+        with IdempotentSession() as session:
+            session.trust_env = False
+            session.timeout = LIMIT
+            vars(session).update(options)
             response = session.request(method, url, data=content, **kwargs)
             return Reply(response.status_code, response.content, response)
 
     return call
 
 
-def with_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
-    network = httpx.HTTPTransport(verify=False)  # saves reading certificates
-    policy = time.policy(**options)
-    client = IdempotentClient(policy=policy, transport=network, timeout=timeout, follow_redirects=True)
-
+def with_httpx(timeout: float = LIMIT, **options: Any) -> Caller:
     def call(method: str, url: str, **kwargs: Any) -> Reply:
-        response = client.request(method, url, **kwargs)
-        return Reply(response.status_code, response.content, response)
+        transport = IdempotentTransport(httpx.HTTPTransport(verify=False))  # saves reading certificates
+        vars(transport).update(options)
+        with httpx.Client(transport=transport, timeout=timeout, follow_redirects=True) as client:
+            response = client.request(method, url, **kwargs)
+            return Reply(response.status_code, response.content, response)
 
-    call.close = client.close  # type: ignore[attr-defined]
     return call
 
 
-def with_async_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
-    async def sleep(seconds: float) -> None:
-        time.sleep(seconds)
-
-    async def send(method: str, url: str, **kwargs: Any) -> Reply:
-        network = httpx.AsyncHTTPTransport(verify=False)
-        policy = time.policy(**options)
-        client = AsyncIdempotentClient(policy=policy, sleep=sleep, transport=network, timeout=timeout)
+def with_async_httpx(timeout: float = LIMIT, backend: str = "asyncio", **options: Any) -> Caller:
+    async def send(method: str, url: str, kwargs: dict[str, Any]) -> Reply:
+        transport = IdempotentTransport(httpx.AsyncHTTPTransport(verify=False))
+        vars(transport).update(options)
+        client = httpx.AsyncClient(transport=transport, timeout=timeout, follow_redirects=True)
         async with client:
-            response = await client.request(method, url, follow_redirects=True, **kwargs)
+            response = await client.request(method, url, **kwargs)
             return Reply(response.status_code, response.content, response)
 
-    return lambda *args, **kwargs: asyncio.run(send(*args, **kwargs))
+    return lambda method, url, **kwargs: anyio.run(send, method, url, kwargs, backend=backend)
+
+
+def with_trio(**options: Any) -> Caller:
+    return with_async_httpx(backend="trio", **options)
 
 
 @pytest.fixture(params=[with_requests, with_httpx, with_async_httpx], ids=lambda f: f.__name__[5:])
-def make_caller(request: pytest.FixtureRequest, time: Time) -> Iterator[Callable[..., Caller]]:
+def make_caller(request: pytest.FixtureRequest) -> Callable[..., Caller]:
     """A function that makes a client; a test that uses it runs with each."""
-    made: list[Any] = []
-
-    def make(**options: Any) -> Caller:
-        made.append(request.param(time, **options))
-        return made[-1]
-
-    yield make
-    for caller in made:
-        getattr(caller, "close", lambda: None)()
+    return request.param
 
 
 @pytest.fixture
 def call(make_caller: Callable[..., Caller]) -> Caller:
     """The usual client."""
     return make_caller()
-
-
-@dataclass(frozen=True)
-class Kind:
-    """httpx without or with async: the classes, and how a function of theirs is run."""
-
-    Client: Any
-    Transport: Any
-    Plain: Any
-    Network: Any
-    time: Time
-    run: Callable[..., Any] = lambda function, *args, **kwargs: function(*args, **kwargs)
-
-    @property
-    def is_async(self) -> bool:
-        return self.Plain is httpx.AsyncClient
-
-    def ours(self, policy: Any = None, **options: Any) -> dict[str, Any]:
-        """What makes a client or a transport of ours quick: its policy, and its ``sleep``."""
-
-        async def sleep(seconds: float) -> None:
-            self.time.sleep(seconds)
-
-        own = {"sleep": sleep} if self.is_async else {}
-        return {"policy": policy or self.time.policy(), **own, **options}
-
-    def client(self, **options: Any) -> Any:
-        """Our client, or httpx' own where ``transport`` is ours."""
-        if isinstance(options.get("transport"), self.Transport):
-            return self.Plain(**options)
-        return self.Client(**self.ours(**options))
-
-    def post(self, client: Any, url: str, **options: Any) -> httpx.Response:
-        """Open the client, post, and close it."""
-
-        async def asynchronous() -> httpx.Response:
-            async with client:
-                return await client.post(url, **options)
-
-        if self.is_async:
-            return self.run(asynchronous)
-        with client:
-            return client.post(url, **options)
-
-    def close(self, client: Any) -> None:
-        self.run(client.aclose if self.is_async else client.close)
-
-
-@pytest.fixture(params=["sync", "asyncio", "trio"])
-def kind(request: pytest.FixtureRequest, time: Time) -> Iterator[Kind]:
-    """Httpx without async, and with it in two event loops; a test that uses it runs with each."""
-    if request.param == "sync":
-        yield Kind(IdempotentClient, IdempotentTransport, httpx.Client, httpx.HTTPTransport, time)
-        return
-    twins = AsyncIdempotentClient, AsyncIdempotentTransport, httpx.AsyncClient, httpx.AsyncHTTPTransport
-    with start_blocking_portal(request.param) as portal:
-        yield Kind(*twins, time, lambda *args, **kwargs: portal.call(partial(*args, **kwargs)))
-
-
-@pytest.fixture
-def client(kind: Kind) -> Iterator[Any]:
-    """A client of ours for httpx."""
-    client = kind.client(transport=kind.Network(verify=False), timeout=5)
-    yield client
-    kind.close(client)

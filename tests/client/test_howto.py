@@ -72,7 +72,7 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
         if "api.example.com" in text:
             server.script += [drop_after]
         with pytest.MonkeyPatch.context() as quick:
-            quick.setattr("random.random", lambda: 0.0)  # no wait
+            quick.setattr("flask_idempotency.client.attempts.random", lambda: 0.0)  # no wait
             exec(text.replace("https://api.example.com", server.url), names)  # noqa: S102
     paid = sum("api.example.com" in text for text in examples)
     assert paid == len(server.done) == len(set(server.done)) == len(server.seen) / 2

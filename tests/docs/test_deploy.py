@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from flask_idempotency.cli import cli
-from flask_idempotency.client import IdempotentSession, RetryPolicy
+from flask_idempotency.client import IdempotentSession
+from flask_idempotency.client.attempts import LONGEST
 from flask_idempotency.web.settings import Settings
 from laboratory import running
 from tests.docs.pages import ROOT, blocks
@@ -199,13 +200,13 @@ def test_the_table_of_time_outs_has_the_numbers_of_the_configurations(conf):
     for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
         assert seconds(name) == limits[name]
     assert seconds("IDEMPOTENCY_LEASE") == Settings.lease
-    attempt, deadline = IdempotentSession().timeout, seconds("RetryPolicy.deadline")
+    attempt, deadline = IdempotentSession().timeout, seconds("deadline` of our sessions")
     assert seconds("timeout` of [our sessions](clients.md)") == attempt
     assert (
         max(engine["pool_timeout"], seconds("tcp_user_timeout") + seconds("connect_timeout")) < attempt
     )
     assert 2 * seconds("query_wait_timeout") < attempt
-    inside_out = ["statement_timeout", "timeout", "proxy_read_timeout", "RetryPolicy.deadline"]
+    inside_out = ["statement_timeout", "timeout", "proxy_read_timeout", "deadline` of our sessions"]
     assert sorted(inside_out, key=seconds) == inside_out
     left = seconds("ttl") - int(good["loop_wait`, `retry_timeout"].split()[0])  # of the lease, at worst
     ends = ("statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
@@ -218,7 +219,7 @@ def test_the_table_of_time_outs_has_the_numbers_of_the_configurations(conf):
     assert f"default-server inter {inter}s fall {fall} rise" in cluster
     both = [re.search(r'"options": ".*"', page)[0] for page in (cluster, DEPLOY.read_text("utf-8"))]
     assert both[0] == both[1]
-    assert seconds("ttl") + attempt + RetryPolicy.backoff_max < deadline
+    assert seconds("ttl") + attempt + LONGEST < deadline
 
 
 def test_the_service_has_what_systemd_needs_and_runs_programs_that_exist():

@@ -16,7 +16,7 @@ import pytest
 import flask_idempotency
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.listing import STATES
-from flask_idempotency.client import RetryPolicy
+from flask_idempotency.client import IdempotentSession
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
@@ -114,14 +114,14 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
     ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a reply", r"[\d.]+"), {"0.05"}),
     ("Redis' limit", "request.md", after("gives no reply within ", " seconds", r"[\d.]+"), {"0.05"}),
     *(
-        ("the client's deadline", page, after(*words, r"\d+"), {str(RetryPolicy.deadline)})
+        ("the client's deadline", page, after(*words, r"\d+"), {str(IdempotentSession.deadline)})
         for page, *words in [
             ("clients.md", "The deadline, ", " seconds"),
             ("callers.md", "name, deadline=", ")"),
             ("callers.md", "retries = Infinity, deadline = ", "_000"),
             ("callers.md", "((SECONDS + pause < ", "))"),
             ("runbook.md", "Ours do for ", " seconds"),
-            ("go-live.md", "`RetryPolicy.deadline` | ", " s"),
+            ("go-live.md", "`deadline` of our sessions | ", " s"),
         ]
     ),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),

@@ -57,9 +57,10 @@ const show = (text) => console.log(text);
 """
 QUICK = """
 import random
-from flask_idempotency.client import IdempotentSession, RetryPolicy
-random.random = lambda: 0.0
-api = IdempotentSession(RetryPolicy(deadline=3))
+random.random = lambda: 0.0  # before the client takes it
+from flask_idempotency.client import IdempotentSession
+api = IdempotentSession()
+api.deadline = 3
 api.trust_env = False
 """
 

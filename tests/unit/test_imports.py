@@ -52,14 +52,14 @@ from flask_idempotency import client
 import flask_idempotency.client
 from flask_idempotency.client import *
 assert client.new_key() != client.new_key()
-print(IdempotentSession.__name__, IdempotentTransport.__name__, AsyncIdempotentTransport.__name__)
+print(IdempotentSession.__name__, IdempotentTransport.__name__)
 """
-    assert run(code, *SERVER) == "IdempotentSession IdempotentTransport AsyncIdempotentTransport\n"
+    assert run(code, *SERVER) == "IdempotentSession IdempotentTransport\n"
 
 
 def test_keys_need_no_http_library():
     code = """
-from flask_idempotency.client import RetryPolicy, derive_key, new_key, was_replayed
+from flask_idempotency.client import derive_key, new_key
 print(len(derive_key("pay", {})))
 """
     assert run(code, *SERVER, "requests", "urllib3", "httpx", "anyio") == "43\n"
@@ -69,33 +69,23 @@ print(len(derive_key("pay", {})))
     ("name", "missing", "other"),
     [
         ("IdempotentSession", "requests", "IdempotentTransport"),
-        ("IdempotentClient", "httpx", "IdempotentSession"),
-        ("AsyncIdempotentClient", "httpx", "IdempotentSession"),
         ("IdempotentTransport", "httpx", "IdempotentSession"),
-        ("AsyncIdempotentTransport", "httpx", "IdempotentSession"),
     ],
 )
-def test_a_missing_http_library_is_named_with_its_extra(name, missing, other):
+def test_each_client_needs_its_own_http_library_only(name, missing, other):
     code = f"""
 from flask_idempotency.client import {other}
 try:
     from flask_idempotency.client import {name}
-except ImportError as error:
-    print(error)
+except ModuleNotFoundError as error:
+    print(error.name)
 """
-    said = run(code, *SERVER, missing)
-    assert name in said
-    assert f"{missing} and" in said
-    assert said.endswith(f"pip install 'flask-idempotency[{missing}]'\n")
+    assert run(code, *SERVER, missing) == f"{missing}\n"
 
 
 @pytest.mark.parametrize(
     ("module", "missing", "extra"),
     [
-        ("client.session", "requests", "requests"),
-        ("client.session", "urllib3", "requests"),
-        ("client.transport", "anyio", "httpx"),
-        ("client.transport", "httpx", "httpx"),
         ("integrations.wtf", "wtforms", "wtf"),
     ],
 )
@@ -150,6 +140,6 @@ def test_the_public_names_come_with_a_star_and_are_the_same_for_a_type_checker()
 def test_every_name_on_the_page_of_the_api_is_there():
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     named = re.findall(r"^\.\. auto\w+:: ([\w.]+)", page, re.MULTILINE)
-    assert len(named) >= 50
+    assert len(named) >= 30
     for path in named:
         assert pkgutil.resolve_name(path) is not None

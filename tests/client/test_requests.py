@@ -1,0 +1,331 @@
+"""What only requests has: the session, and what users plug into it."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import hmac
+import io
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+import requests
+import requests_mock
+import responses
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
+from requests.exceptions import ChunkedEncodingError, ReadTimeout, TooManyRedirects
+from requests_oauthlib import OAuth1
+from requests_toolbelt.adapters.source import SourceAddressAdapter
+from urllib3 import HTTPResponse
+
+from flask_idempotency.client import IdempotentSession
+from tests.client.conftest import break_off, drop_after, drop_before, hang, respond, work, written
+
+API = "https://api.example.com/payments"
+KEY = "Idempotency-Key"
+
+
+@pytest.fixture
+def session(time):
+    with IdempotentSession() as session:
+        session.trust_env = False
+        yield session
+
+
+def was_replayed(response):
+    return response.headers.get("Idempotent-Replayed") == "true"
+
+
+def unpickled(value):
+    return pickle.loads(pickle.dumps(value))  # noqa: S301
+
+
+class TestSession:
+    @pytest.mark.parametrize("timeout", [0.1, (5, 0.1)])
+    def test_a_call_can_have_a_time_limit_of_its_own(self, server, session, timeout):
+        server.script += [hang]
+        assert was_replayed(session.post(server.url, timeout=timeout))
+
+    def test_its_time_limit_holds_for_a_call_without_a_key(self, server, session):
+        server.script += [hang]
+        session.timeout = 0.1
+        with pytest.raises(ReadTimeout):
+            session.get(server.url)
+        assert len(server.seen) == 1
+
+    def test_a_prepared_request_that_is_sent_again_keeps_its_key(self, server, session):
+        prepared = requests.Request("POST", server.url).prepare()
+        first, second = session.send(prepared), session.send(prepared)
+        assert not was_replayed(first)
+        assert was_replayed(second)
+
+    def test_so_does_the_request_of_an_error(self, server, session):
+        server.script += [drop_after] * 99
+        with pytest.raises(requests.ConnectionError) as lost:
+            session.post(server.url, json={"amount": 5})
+        server.script.clear()
+        assert was_replayed(session.send(lost.value.request))
+        assert len(server.done) == 1
+
+    def test_a_request_that_is_prepared_again_is_another_call(self, server, session):
+        request = requests.Request("POST", server.url, headers={"X-User": "alice"})
+        for _ in range(2):
+            session.send(session.prepare_request(request))
+        assert len(set(server.keys)) == 2
+        assert request.headers == {"X-User": "alice"}
+
+    def test_a_key_of_the_sessions_headers_is_kept(self, server, session):
+        session.headers["idempotency-key"] = "of-the-job"
+        session.post(server.url, headers={"Accept": None})
+        assert server.keys == ["of-the-job"]
+
+    @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, unpickled])
+    def test_a_copy_and_one_in_another_process_are_the_same_session(self, server, time, twin):
+        original = IdempotentSession()
+        original.trust_env, original.timeout, original.header = False, 0.1, "X-Key"
+        server.script += [drop_before, hang]
+        with twin(original) as session:
+            assert was_replayed(session.post(server.url)) is False  # the server knows no X-Key
+        assert len(server.seen) == 3
+
+    def test_a_pool_takes_a_session_and_gives_its_response_back(self, server):
+        server.script += [drop_after]
+        session = IdempotentSession()
+        session.trust_env = False
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            response = pool.submit(session.post, server.url).result()
+        assert was_replayed(response)
+        assert server.keys == [response.request.headers[KEY]] * 2
+
+    def test_a_hook_sees_the_last_response_only(self, server, session):
+        server.script += [respond(503)]
+        session.hooks["response"].append(lambda response, **_: response.raise_for_status())
+        assert session.post(server.url).status_code == 201
+
+    def test_a_circle_of_redirects_is_followed_once(self, server, session):
+        session.max_redirects = 2
+        server.script += [respond(307, Location="/")] * 9
+        with pytest.raises(TooManyRedirects) as lost:
+            session.post(server.url)
+        assert server.keys == [lost.value.request.headers[KEY]] * 3
+
+    def test_a_file_is_sent_from_where_it_stands(self, server, session):
+        file = io.BytesIO(b"head abc")
+        file.seek(5)
+        server.script += [drop_before, respond(307, Location="/there")]
+        session.post(server.url, data=file)
+        assert [seen.body for seen in server.seen] == [b"abc"] * 3
+
+    def test_the_body_of_a_call_without_a_key_may_be_sent_only_once(self, server, session):
+        session.put(server.url, data=iter([b"a", b"bc"]))
+        assert server.seen[0].body == b"abc"
+
+
+class TestStreamedResponses:
+    """A success that the caller streams is not read here, but its headers are looked at."""
+
+    def test_one_is_left_to_the_caller_to_read(self, server, session):
+        server.script += [respond(503), break_off]
+        with session.post(server.url, stream=True) as response:
+            assert response.status_code == 201
+            with pytest.raises(ChunkedEncodingError):
+                response.content  # noqa: B018
+        assert len(server.seen) == 2
+
+    @pytest.mark.parametrize(
+        "legal", ["HTTP/1.0 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"]
+    )
+    def test_what_http_allows_is_a_response(self, server, session, legal):
+        server.script += [written(legal)]
+        assert session.post(server.url, stream=True).content == b""
+        assert len(server.seen) == 1
+
+
+class TestFraming:
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        "rest",
+        [
+            "201 CREATED\r\n\r\n{}",
+            "409 CONFLICT\r\n\r\n{}",
+            "201 CREATED\r\nTransfer-Encoding: unchunked\r\n\r\n{}",
+            "103 Early Hints\r\nContent-Length: 0\r\n\r\n",
+        ],
+    )
+    def test_one_without_an_end_is_an_error_at_last(self, server, session, rest, stream):
+        server.script += [written(f"HTTP/1.1 {rest}")] * 99
+        with pytest.raises(requests.ConnectionError, match="broke off") as lost:
+            session.post(server.url, stream=stream)
+        assert server.keys == [lost.value.request.headers[KEY]] * 12
+
+    @pytest.mark.parametrize("coding", ["chunked ", "chunked, chunked", "identity, chunked", "Chunked"])
+    def test_chunks_are_read_as_a_plain_session_reads_them(self, server, session, coding):
+        head = f"HTTP/1.1 201 CREATED\r\nTransfer-Encoding: {coding}\r\nConnection: close\r\n\r\n"
+        whole = head + '4\r\n{"id\r\n4\r\n":1}\r\n0\r\n\r\n'
+        server.script += [written(whole[: whole.index("}")]), work, written(whole)]
+        assert was_replayed(session.post(server.url)), "a body that was cut off"
+        assert session.post(server.url).content == b'{"id":1}'
+
+    def test_a_response_after_an_interim_one_is_that_of_its_own_call(self, server, session):
+        """http.client takes each 1xx but 100 for the response, and the real one comes after it."""
+
+        def hint(handler):
+            status, headers, body = handler.world.work(handler.key)
+            handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n")
+            handler.world.let_go.wait(0.05)
+            handler.respond(status, headers, body)
+
+        server.script += [hint, hint, work, work, hint]
+        assert [session.post(server.url).json()["id"] for _ in range(4)] == [1, 2, 3, 4]
+        assert [session.post(server.url, stream=True).json()["id"] for _ in range(2)] == [5, 6]
+
+
+class Custom(HTTPAdapter):
+    """An adapter of the application's own, which says so."""
+
+    def send(self, request, **kwargs):
+        request.headers["X-Sent-By"] = "custom"
+        return super().send(request, **kwargs)
+
+
+class Cache(HTTPAdapter):
+    """Has a response without the headers that framed it on its way."""
+
+    def send(self, request, **_options):
+        raw = HTTPResponse(io.BytesIO(b"abc"), version=11, status=200, preload_content=False)
+        return self.build_response(request, raw)
+
+
+class SigningAdapter(HTTPAdapter):
+    """Signs each attempt anew, for servers that take a signature only once."""
+
+    def send(self, request, **kwargs):
+        return super().send(OAuth1("client", "secret")(request.copy()), **kwargs)
+
+
+class TestAdapters:
+    @pytest.mark.parametrize("adapter", [Custom(max_retries=0), SourceAddressAdapter("127.0.0.2")])
+    def test_each_attempt_goes_through_the_one_that_is_mounted(self, server, session, adapter):
+        def note(handler):
+            noted.append((handler.client_address[0], handler.headers["X-Sent-By"]))
+            work(handler)
+
+        noted = []
+        session.mount(server.url, adapter)
+        server.script += [drop_after, note]
+        assert was_replayed(session.post(server.url))
+        assert noted == [
+            ("127.0.0.1", "custom") if isinstance(adapter, Custom) else ("127.0.0.2", None)
+        ]
+
+    def test_a_response_from_a_cache_need_not_say_where_it_ends(self, session):
+        session.mount("http://", Cache())
+        response = session.post("http://api.example.com")
+        assert response.content == b"abc"
+        assert response.request.headers[KEY]
+
+    def test_closing_the_session_closes_it(self, session):
+        closed = []
+        adapter = Custom()
+        adapter.close = lambda: closed.append(adapter)
+        session.mount("http://one", adapter)
+        session.close()
+        assert closed == [adapter]
+
+
+@pytest.mark.parametrize("kind", [requests.Session, IdempotentSession])
+class TestSuitesThatWereThereBefore:
+    """What was written for a session of requests passes with ours, word for word."""
+
+    def test_with_responses(self, kind):
+        with responses.RequestsMock() as mock, kind() as api:
+            api.trust_env = False
+            as_given = {"timeout": 10, "verify": True, "stream": False, "cert": None, "proxies": {}}
+            mock.post(
+                API,
+                json={"id": 1},
+                status=201,
+                match=[
+                    responses.matchers.json_params_matcher({"amount": 500}),
+                    responses.matchers.request_kwargs_matcher(as_given),
+                ],
+            )
+            assert api.post(API, json={"amount": 500}, timeout=10).json() == {"id": 1}
+            mock.post(API, status=307, headers={"Location": f"{API}/there"})
+            mock.post(f"{API}/there", body=b"abc" * 1000)
+            assert api.post(API, stream=True).content == b"abc" * 1000
+            mock.post(f"{API}/wrong", status=422)
+            assert api.post(f"{API}/wrong", data={"amount": "5"}).status_code == 422
+            assert len(mock.calls) == 4
+
+    @pytest.mark.parametrize("of_session", [False, True])
+    def test_with_requests_mock(self, kind, of_session):
+        with kind() as api, requests_mock.Mocker(session=api if of_session else None) as mock:
+            mock.post(API, json={"id": 1}, status_code=503)
+            assert api.post(API, json={"amount": 500}, timeout=10).status_code == 503
+            assert mock.call_count == 1
+            assert (mock.last_request.json(), mock.last_request.timeout) == ({"amount": 500}, 10)
+
+
+class TestMocks:
+    def test_responses_sees_each_attempt(self, session):
+        with responses.RequestsMock() as mock:
+            mock.post(API, body=requests.ConnectionError())
+            mock.post(API, status=503)
+            mock.post(API, status=201)
+            assert session.post(API).status_code == 201
+            assert len({call.request.headers[KEY] for call in mock.calls}) == 1
+
+    def test_with_the_mocker_of_requests_mock_a_call_has_its_key_and_is_sent_once(self, session):
+        with requests_mock.Mocker() as mock:
+            mock.post(API, status_code=503)
+            assert session.post(API).status_code == 503
+            assert mock.last_request.headers[KEY]
+
+
+class MessageSignature(AuthBase):
+    """Signs as RFC 9421 describes it, with the digest of RFC 9530."""
+
+    INPUT = '("@method" "@path" "content-digest" "idempotency-key");created=1;alg="hmac-sha256"'
+
+    def __call__(self, request):
+        digest = base64.b64encode(hashlib.sha256(request.body).digest()).decode()
+        request.headers["Content-Digest"] = f"sha-256=:{digest}:"
+        request.headers["Signature-Input"] = f"sig={self.INPUT}"
+        request.headers["Authorization"] = self.sign(request.method, request.path_url, request.headers)
+        return request
+
+    def sign(self, method, path, headers):
+        values = {"@method": method, "@path": path, "@signature-params": self.INPUT}
+        values |= {name: headers[name] for name in ("content-digest", "idempotency-key")}
+        base = "\n".join(f'"{name}": {value}' for name, value in sorted(values.items()))
+        return hmac.new(b"secret", base.encode(), "sha256").hexdigest()
+
+
+class TestSignatures:
+    def test_one_over_key_and_body_holds_in_each_attempt(self, server, session):
+        def verify(handler):
+            expected = auth.sign(handler.command, handler.path, handler.headers)
+            right.append(handler.headers["Authorization"] == expected)
+            (drop_after, work)[len(right) - 1](handler)
+
+        right, auth = [], MessageSignature()
+        server.script += [verify] * 2
+        assert was_replayed(session.post(server.url, data=b"abc", auth=auth))
+        assert right == [True, True]
+
+    def test_an_adapter_can_sign_each_attempt_anew(self, server, session):
+        def note(handler):
+            seen.append(handler.headers["Authorization"])
+            (drop_before, work)[len(seen) - 1](handler)
+
+        seen = []
+        server.script += [note] * 2
+        session.mount("http://", SigningAdapter())
+        session.post(server.url, data={"a": "b"})
+        assert len(set(server.keys)) == 1
+        assert len(set(seen)) == len(seen) == 2
