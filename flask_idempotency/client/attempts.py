@@ -74,8 +74,8 @@ class Call:
         else:
             error.request = self._request  # type: ignore[attr-defined]
             is_final = not isinstance(error, self._retried) or _is_permanent(error)
-            name = type(error).__name__  # its text may hold the whole URL
-            self.pause = None if is_final else self._pause_after(name, {}, running=False)
+            # Its text may hold the whole URL.
+            self.pause = None if is_final else self._pause(type(error).__name__, {}, running=False)
         return self.pause is not None
 
     def _pause_after_response(self) -> float | None:
@@ -85,18 +85,18 @@ class Call:
         # A 500, too: an atomic operation that failed was rolled back. A stored one never changes.
         failed = status >= 500 and problem != OperationFailed.type
         stored = headers.get(REPLAYED, "").lower() == "true"
-        if stored or not (running or failed or status in {408, 425, 429}):
-            return None
-        return self._pause_after(status, headers, running=running)
+        again = not stored and (running or failed or status in {408, 425, 429})
+        return self._pause(str(status), headers, running=running) if again else None
 
-    def _pause_after(
-        self, failure: int | str, headers: Mapping[str, str], *, running: bool
-    ) -> float | None:
+    def _pause(self, failure: str, headers: Mapping[str, str], *, running: bool) -> float | None:
         seconds = random() * min(LONGEST, 2.0 ** min(self._made - 1, 99))  # noqa: S311 -- no secret
         left = self._began + self._deadline - monotonic()
-        # Retry-After of a running attempt is the rest of its lease: it may end at any moment before.
-        seconds = max(min(seconds, left / 2), 0.1) if running else max(seconds, _retry_after(headers))
-        if seconds >= left:
+        if running:  # Retry-After is the rest of its lease, but it may end at any moment before
+            left /= 2  # leaves as much time to ask once more
+            seconds = max(min(seconds, left), 0.5)
+        else:
+            seconds = max(seconds, _retry_after(headers))
+        if seconds > left:
             return None
         url = urlsplit(str(self._request.url))
         where = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"  # without its secrets

@@ -276,13 +276,12 @@ class TestWaits:
         """``Retry-After`` is no use here: it may end at any moment before."""
         server.script += [respond(409, "request-in-progress", Retry_After="60")] * 99
         assert make_caller(deadline=20)("POST", server.url).status == 409
-        assert time.waits[:5] == [1, 2, 4, 6.5, 3.25]
-        assert 19.8 < time.now <= 20
+        assert time.waits == [1, 2, 4, 6.5, 3.25, 1.625, 0.8125]
 
     def test_a_short_deadline_leaves_time_to_ask_again(self, make_caller, server, time):
         server.script += [BUSY]
-        assert make_caller(deadline=0.5)("POST", server.url).status == 201
-        assert time.waits == [0.25]
+        assert make_caller(deadline=1.5)("POST", server.url).status == 201
+        assert time.waits == [0.75]
 
     @pytest.mark.usefixtures("real_time")
     def test_no_attempt_waits_longer_than_the_call_has_left(self, make_caller, server):
