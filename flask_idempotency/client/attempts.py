@@ -18,7 +18,7 @@ from flask_idempotency.core.errors import OperationFailed, RequestInProgress
 from flask_idempotency.core.logs import Log
 from flask_idempotency.core.storable import REPLAYED
 
-from . import new_key
+from .keys import new_key
 
 log = Log("flask_idempotency.client")
 

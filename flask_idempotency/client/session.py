@@ -22,7 +22,6 @@ RETRIED: Final = (requests.ConnectionError, requests.Timeout, exceptions.Chunked
 """The other errors of requests are mistakes in the request, and come again."""
 
 ONCE: Final = "This body can be sent only once, and so not again: pass bytes, or a file that can seek."
-BROKEN: Final = "The response broke off in its headers, or does not say where it ends."
 
 
 class IdempotentSession(requests.Session):
@@ -68,8 +67,7 @@ class IdempotentSession(requests.Session):
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send a prepared request, with a key if it needs one. Sent twice, it is one operation."""
-        if kwargs.get("timeout") is None:
-            kwargs["timeout"] = self.timeout
+        kwargs["timeout"] = kwargs.get("timeout") or self.timeout
         give_key(self.header, request.method, request.headers)
         return super().send(request, **kwargs)
 
@@ -124,10 +122,9 @@ def _read(response: requests.Response, stream: bool) -> None:
     Raises ``ConnectionError`` if the response may have broken off, or is an interim one (1xx), behind
     which http.client does not find the real one.
     """
-    is_callers = stream and response.ok
-    if response.status_code < 200 or not _tells_its_end(response, unread=is_callers):
+    if response.status_code < 200 or not _tells_its_end(response, unread=stream and response.ok):
         response.close()
-        raise requests.ConnectionError(BROKEN)
+        raise requests.ConnectionError("The response broke off in its headers, or tells no end.")
 
 
 def _tells_its_end(response: requests.Response, *, unread: bool) -> bool:
