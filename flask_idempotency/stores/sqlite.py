@@ -49,6 +49,7 @@ SQL = Statements(
         later="max",
         text="{}",
         digits="lower(substr(hex(key), 1, 16))",
+        result="json_extract(step.value, '$.result')",
         with_step=f"""json_patch(coalesce(steps, json_object()), json_object(%(step)s,
          json_object('attempt', %(attempt)s, 'at', {NOW}, 'result', %(result)s)))""",
         with_entry=f"""json_insert(coalesce(audit, json_array()), '$[#]',
