@@ -20,7 +20,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx_markdown_builder",
-    "commands",
     "confvals",
     "llms",
     "search_numbers",

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flask import Flask
-from sqlalchemy import Connection, Engine, QueuePool, Table
+from sqlalchemy import Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
 
-from .leftovers import holds_changes
+from .leftovers import has_written
 from .sources import Sessions
+from .sqlalchemy_private import connections
 
 
 @dataclass(eq=False, repr=False)
@@ -44,18 +45,8 @@ class Databases:
 
     def blocks_records(self) -> bool:
         """Return True if ``db.session`` keeps the records from being written: SQLite has one writer."""
-        return self.records.one_writer and holds_changes(self.sessions.present(), self.database.pool)
-
-    def refuse_replaced(self) -> None:
-        """Raise ``ConfigurationError`` unless the engine still has the pool that the records use."""
-        bind: Engine | Connection = self.sessions.engines[self.bind_key]
-        if isinstance(bind, Connection) or bind.pool is not self.database.pool:
-            raise ConfigurationError(
-                "the engine was replaced after idempotency.init_app(), by a connection or because"
-                " db.init_app() was called again: the records would stay in the first database"
-                f" ({self.database.url.database}), and nothing would be protected. Make a new"
-                " application for each database, with its URL set before db.init_app()"
-            )
+        session = self.sessions.present() if self.records.one_writer else None
+        return session is not None and any(map(has_written, connections(session)))
 
 
 def most_connections(engine: Engine) -> int | None:

@@ -45,12 +45,9 @@ EMPTIED = (
     " its rows by a statement"
 )
 ENDED = (
-    "the view sent a statement that begins or ends a transaction, or that has a comment inside a"
-    " comment: inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
-)
-NAMED_AS_OURS = (
-    "the view sent a savepoint as text, with a name that begins as the operation's or SQLAlchemy's own"
-    " do, and a rollback could end the wrong one: choose another, or use db.session.begin_nested()"
+    "the view sent a statement that begins or ends a transaction, a savepoint whose name begins as ours"
+    " or SQLAlchemy's, or a comment inside a comment: inside an atomic operation use"
+    " db.session.commit(), rollback() or begin_nested()"
 )
 
 
@@ -58,9 +55,9 @@ _REFUSED = {
     ENDED: _sql(
         r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
         r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b|.*/\*"
+        r"|(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b(?:idempotency_|sa_savepoint_)"
     ),
     CHOSEN: _sql(r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)"),
-    NAMED_AS_OURS: _sql(r"(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b(?:idempotency_|sa_savepoint_)"),
     EMPTIED: _sql(r"CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b"),
 }
 

@@ -9,7 +9,6 @@ class gets a ``get_bind`` on top, which holds for sessions that ``db.session.rem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -19,8 +18,7 @@ from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 
 from .databases import Databases
 from .guard import CHOSEN
-from .leftovers import has_written
-from .operation import outer_transaction
+from .operation import OpenTransaction, outer_transaction
 from .sources import Sessions
 from .sqlalchemy_private import connections
 from .transaction import FAILED, LASTING, innermost
@@ -38,29 +36,29 @@ class JoiningSession:
         """The operation's connection in place of its engine: see :meth:`OpenTransaction.bind_of`."""
         bind: Any = super().get_bind(*args, **kwargs)  # type: ignore[misc]
         running = innermost.get()
-        if running is not None and running.has_joined(self):
+        if isinstance(running, OpenTransaction) and running.has_joined(self):
             bind = running.bind_of(self, bind, kwargs)
         return bind  # type: ignore[no-any-return]
 
     def connection(self, *args: Any, **kwargs: Any) -> Connection:
         """The session's connection, by which a view reaches the driver's."""
         running = innermost.get()
-        joined = running if running is not None and running.has_joined(self) else None
-        if joined is not None and LASTING.intersection(kwargs.get("execution_options") or ()):
-            joined.transaction.refuse(CHOSEN)
-        if joined is not None and (given := args[0] if args else kwargs.get("bind_arguments")):
+        if not (isinstance(running, OpenTransaction) and running.has_joined(self)):
+            return super().connection(*args, **kwargs)  # type: ignore[misc, no-any-return]
+        transaction = running.transaction
+        if LASTING.intersection(kwargs.get("execution_options") or ()):
+            transaction.refuse(CHOSEN)
+        if given := args[0] if args else kwargs.get("bind_arguments"):
             args, kwargs["bind_arguments"] = (), {"bind": self.get_bind(**given)}
         connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
-        if joined is not None and joined.transaction.connection is connection:
-            joined.transaction.show()
+        if transaction.connection is connection:
+            transaction.show()
         return connection
 
 
 def install(sessions: Sessions) -> None:
     """Let sessions join operations, those that are made from now on."""
-    factory = sessions.factory
-    if factory.class_.get_bind is not JoiningSession.get_bind:
-        factory.class_ = _joining(factory.class_)
+    sessions.factory.class_ = _joining(sessions.factory.class_)
 
 
 def joining_session(sessions: Sessions) -> Session | None:
@@ -71,13 +69,14 @@ def joining_session(sessions: Sessions) -> Session | None:
     """
     install(sessions)
     session: Any = sessions.present()
-    kind: Any = type(session)
-    if session is not None and kind.get_bind is not JoiningSession.get_bind:
-        session.__class__ = _joining(kind)
+    if session is not None:
+        session.__class__ = _joining(type(session))
     return session  # type: ignore[no-any-return]
 
 
 def _joining(kind: type[Any]) -> type[Any]:
+    if kind.get_bind is JoiningSession.get_bind:
+        return kind
     if issubclass(kind, JoiningSession):
         raise ConfigurationError(
             "db.session does not join the operation's transaction, so a view's writes would not be"
@@ -113,29 +112,20 @@ def refuse_inside(databases: Databases) -> None:
         )
 
 
-def to_continue(databases: Databases, other_binds: Sequence[str | None] = ()) -> Connection | None:
+def to_continue(databases: Databases) -> Connection | None:
     """The connection of the request's session, if the operation is to continue its transaction.
 
     None if the session is idle. Raises ``NotAtomic`` for what the operation cannot be a part of.
     """
     refuse_inside(databases)
-    session, found = joining_session(databases.sessions), None
+    session = joining_session(databases.sessions)
     transaction = None if session is None else session.get_transaction()
     if session is None or transaction is None:
         return None
     if not transaction.is_active:
         raise NotAtomic(FAILED)
-    allowed = databases.engines_of(other_binds)
-    for each in connections(session):
-        if each.engine.pool is databases.database.pool:
-            found = each
-        elif each.engine not in allowed and has_written(each):
-            raise NotAtomic(
-                "db.session had written to another bind, the database"
-                f" {each.engine.url.database}, but not committed, before the idempotent view began,"
-                " which cannot commit together with the record: commit before the view, or allow it"
-                " with @idempotent(other_binds=[...])"
-            )
+    pool = databases.database.pool
+    found = next((each for each in connections(session) if each.engine.pool is pool), None)
     if session.in_nested_transaction() or (found is not None and found.in_nested_transaction()):
         raise NotAtomic(NESTED)
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import NoReturn
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -43,18 +43,12 @@ def is_explicit(session: Session) -> bool:
     return transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
 
 
-def holds_changes(session: Session | None, pool: Any = None) -> bool:
-    """Return True if a session holds changes that nobody has committed.
-
-    Or, with ``pool``, keeps a transaction open there that has written. Asks the server.
-    """
-    if session is None:
-        return False
-    if pool is None and has_unsaved(session):
-        return True
+def holds_changes(session: Session | None) -> bool:
+    """Return True if a session holds changes that nobody has committed. Asks the server."""
+    if session is None or has_unsaved(session):
+        return session is not None
     with suppress(SQLAlchemyError):  # it has failed, or its connection is lost: it cannot be asked
-        begun = connections(session)
-        return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
+        return any(map(has_written, connections(session)))
     return False
 
 
@@ -64,19 +58,17 @@ def waits_for_commit(session: Session | None) -> bool:
 
 
 def has_written(connection: Connection) -> bool:
-    """Return True if a connection's transaction has changed anything that a commit would keep."""
+    """Return True if a connection's transaction has changed anything that a commit would keep.
+
+    Raises SQLAlchemy's error if that has failed, or the connection is lost.
+    """
     if (transaction := transaction_of(connection)) is not None:
         return transaction.has_written()
     if connection.invalidated or not connection.in_transaction():
         return False
     if connection.dialect.name != "postgresql":
         return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
-    with closing(connection.connection.cursor()) as cursor:  # no listener of the application hears it
-        try:
-            cursor.execute(HAS_WRITTEN)
-        except connection.dialect.loaded_dbapi.Error:  # it has failed, or is lost
-            return False
-        return bool(cursor.fetchone()[0])  # type: ignore[index]
+    return bool(connection.exec_driver_sql(HAS_WRITTEN).scalar())
 
 
 def refuse_changes(what: str) -> NoReturn:

@@ -21,14 +21,9 @@ from flask_idempotency.flask_context import present_context, present_request
 from .databases import Databases
 from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo, warn_left
 from .sqlalchemy_private import connections, continue_nested
-from .transaction import OperationTransaction, innermost
+from .transaction import LATE, OperationTransaction, innermost
 
 T = TypeVar("T")
-
-TWO_PHASE = (
-    "a session of the view has twophase=True, so it would prepare a transaction of its own: the record"
-    " and the view's writes commit in one phase. Make it without"
-)
 
 
 @dataclass
@@ -152,10 +147,6 @@ class Running:
         """
         return self._request is present_request() and self.pid == process.number
 
-    def has_joined(self, session: Any) -> bool:  # noqa: ARG002
-        """Return True if a session's work is to be part of it: the view has its own."""
-        return False
-
     def end(self) -> None:
         """End it: what follows is no part of it."""
         self.is_open = False
@@ -182,7 +173,7 @@ class OpenTransaction(Running):
         self.transaction: OperationTransaction = hold.transaction
         self.other_binds = databases.engines_of(other_binds)
         self._modes: dict[Any, Any] = {}  # of the sessions that joined, their join_transaction_mode
-        self._left: tuple[int, int, bool] | None = None
+        self._left: int | None = None  # after how many commits changes were left
         try:  # an exit may strike in any line from here on
             super().__init__(operation)
             self.transaction.running = ref(self)
@@ -202,8 +193,6 @@ class OpenTransaction(Running):
             continue_nested(session, connection)
 
     def _note(self, session: Session) -> None:
-        if session.twophase:
-            self.transaction.refuse(TWO_PHASE)
         self._modes[session] = session.join_transaction_mode
         session.join_transaction_mode = "create_savepoint"
 
@@ -218,7 +207,7 @@ class OpenTransaction(Running):
         if self.pid != process.number:
             raise NotAtomic(process.INHERITED)
         if not self.is_open:
-            self.refuse_late()
+            raise NotAtomic(LATE)
         return True
 
     def _is_in_context(self) -> bool:
@@ -226,7 +215,7 @@ class OpenTransaction(Running):
         return self._context is present_context()
 
     def bind_of(
-        self, session: Session, bind: Engine | Connection, given: Mapping[str, Any]
+        self, session: Any, bind: Engine | Connection, given: Mapping[str, Any]
     ) -> Engine | Connection:
         """The operation's connection in place of its engine; another database's engine as it is.
 
@@ -268,13 +257,6 @@ class OpenTransaction(Running):
             " name it in @idempotent(other_binds=[...])"
         )
 
-    def refuse_late(self) -> NoReturn:
-        """Raise ``NotAtomic`` for work that goes on after the end."""
-        raise NotAtomic(
-            f"the operation {self.operation.name} has ended, and work that its view started is still"
-            " running in a thread or task: what it writes now would not be part of it"
-        )
-
     def __enter__(self) -> OpenTransaction:
         return self
 
@@ -288,7 +270,7 @@ class OpenTransaction(Running):
 
     def has_leftovers(self) -> bool:
         """Return True if changes are left that nobody has committed."""
-        return self.transaction.has_written() or any(map(has_unsaved, self._sessions()))
+        return any(map(has_unsaved, self._sessions())) or self.transaction.has_written()
 
     def commit(self) -> None:
         """Commit what the function has left uncommitted in ``db.session``.
@@ -301,22 +283,21 @@ class OpenTransaction(Running):
     def is_settled(self) -> bool:
         """Return True if everything is committed: a commit above the view has nothing left to do.
 
-        Nor to raise, as it has to after one of the view that failed. Sends nothing.
+        Nor to raise, as it has to after one of the view that failed. Asks the server only if it may.
         """
-        waits, is_unsaved = self.transaction.waits_for_commit(), False
+        waits = self.transaction.waits_for_commit()
         for session in self._sessions():
-            is_unsaved = is_unsaved or has_unsaved(session)
-            waits = waits or is_explicit(session) or not session.is_active
-        self._left = self.transaction.commits, self.transaction.rollbacks, is_unsaved
-        return not (is_unsaved or waits)
+            waits = waits or has_unsaved(session) or is_explicit(session) or not session.is_active
+        self._left = self.transaction.commits if waits and self._needs_end() else None
+        return not waits
 
     def is_undone(self) -> bool:
-        """Return True if what was left then has been dropped since."""
-        if self._left is None:
-            return False
-        commits, rollbacks, was_unsaved = self._left
-        is_dropped = was_unsaved and self.transaction.commits == commits and not self.has_leftovers()
-        return is_dropped or self.transaction.rollbacks > rollbacks
+        """Return True if something was left then, and has been rolled back since."""
+        return self._left == self.transaction.commits and not self._needs_end()
+
+    def _needs_end(self) -> bool:
+        """Return True if a commit or a rollback of the application would make a difference."""
+        return self.transaction.is_failed() or self.has_leftovers()
 
     def raise_if_uncommittable(self, error: Exception | None) -> None:
         """Raise what keeps the work from committing, now that it ended with ``error`` (or None)."""
@@ -381,7 +362,7 @@ def running_operation() -> Running | None:
     if running.is_open:
         return running
     if isinstance(running, OpenTransaction):
-        running.refuse_late()
+        raise NotAtomic(LATE)
     return None
 
 

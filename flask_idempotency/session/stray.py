@@ -22,25 +22,20 @@ def warn_once(text: str, *values: object) -> None:
     log.warning(text, *values)
 
 
-UNANSWERED = (
-    "the view of %s committed changes and raised an error whose response the extension does not see, so"
-    " the changes are undone: it is made outside of Flask (the HTTP reference has a handler for"
-    " Connexion), by a decorator without functools.wraps, or by a function that calls the view"
+UNSEEN = (
+    "raised an error whose response the extension does not see, as it is made outside of Flask, by a"
+    " decorator without functools.wraps, or by a function that calls the view"
 )
 
 
 def warn_undone(name: str, status: int | None) -> None:
     """Say that a response is not stored, and undoes what was committed; None: there is no response."""
-    if status is None:
-        warn_once(UNANSWERED, name)
-        return
     warn_once(
-        "the view of %s committed changes and responded with %d, which is not stored: the changes are"
-        " undone. If they are to stay, store such responses with"
-        " store=lambda response: response.status_code < 500, or write them on a connection of their"
-        " own: with db.engine.begin()",
+        "the view of %s committed changes and %s: the changes are undone. If they are to stay, store"
+        " such responses with store=lambda response: response.status_code < 500, or write them on a"
+        " connection of their own: with db.engine.begin()",
         name,
-        status,
+        UNSEEN if status is None else f"responded with {status}, which is not stored",
     )
 
 
@@ -49,12 +44,9 @@ def hear(connection: Connection, statement: str) -> None:
     running = outer_transaction()
     if running is None or connection.engine in running.other_binds or not traits_of(statement).writes:
         return
-    is_own = connection.engine.pool is running.transaction.connection.engine.pool
     warn_once(
-        "the view of %s writes on %s: that is not part of the operation, and a retry may repeat it."
-        " Use the view's db.session or current_operation.connection",
+        "the view of %s writes on a connection of its own (db.engine, a session in another context, or"
+        " another engine): that is not part of the operation, and a retry may repeat it. Use the view's"
+        " db.session or current_operation.connection",
         running.operation.name,
-        "a connection of its own (db.engine, or a session in another context)"
-        if is_own
-        else "an engine of its own",
     )

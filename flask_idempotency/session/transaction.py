@@ -23,7 +23,6 @@ from sqlalchemy import Connection, Dialect, Engine, event, exc
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import (
-    ConfigurationError,
     IdempotencyError,
     NotAtomic,
     StoreUnavailable,
@@ -76,18 +75,11 @@ UNDECIDED = (
     ' Session(bind=connection, join_transaction_mode="create_savepoint"), which is the same with both'
 )
 LATE = (
-    "the operation's connection is used where the operation has ended, or outside of its context, in a"
-    " thread without a copy of it: use a session or connection of its own there"
+    "the view's session or connection is used in a thread or task where the operation has ended, or"
+    " outside of its context: use a session or connection of its own there"
 )
 
-EXECUTE = ("do_execute", "do_executemany", "do_execute_no_params")
-"""The events of a dialect that come before each statement. A listener that returns True has executed
-it, and those behind it are not called. So ours must be the first; SQLAlchemy puts none in front."""
-
-EARLIER = (
-    "the engine has a listener for do_execute, do_executemany or do_execute_no_params, which may"
-    " execute a statement before the extension has seen it: add it after idempotency.init_app()"
-)
+NOT_TEXT = "the view sent a statement that is no str, which only the driver can read: make it one"
 
 innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=None)
 """What runs, or ran, in this context, inside what it calls ``outer``. In most requests there is none.
@@ -110,15 +102,13 @@ class _Savepoint:
     """One of the savepoints that are open, from outermost to innermost.
 
     ``sql`` is its name on the server, and ``owner`` the session whose unit it is, if it is one.
-    ``did`` says that a statement in it may have done more than read; ``commits`` is how many units were
-    committed before it.
+    ``did`` says that a statement in it may have done more than read.
     """
 
     name: str
     sql: str
     owner: Any
     did: bool
-    commits: int
 
 
 @dataclass(eq=False, repr=False)
@@ -130,7 +120,7 @@ class OperationTransaction:
     what a SELECT does. ``again`` refers to what begins the transaction once more, and locks the row:
     after a rollback of all of it, for a session that was in it before the view, and ``had_written`` or
     not. ``wrote`` says that a committed unit did more than
-    read; ``commits`` counts units, and ``rollbacks`` those that may have and were rolled back.
+    read; ``commits`` counts units.
     ``running`` is who runs in it, if sessions joined. ``broken`` is why the operation can no longer
     commit, even if the view catches the error; ``over`` is why nothing more is to be sent.
     """
@@ -148,7 +138,7 @@ class OperationTransaction:
     over: str | None = field(default=LATE, init=False)  # until it has begun
     running: Callable[[], Any] | None = field(default=None, init=False)
     wrote = leaving = False
-    commits = rollbacks = 0
+    commits = 0
     error: BaseException | None = field(default=None, init=False)
     _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
     _waiting: list[str] = field(default_factory=list, init=False)
@@ -156,7 +146,6 @@ class OperationTransaction:
     _last: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._options = self.connection.engine.get_execution_options()
         self.raw.operation = ref(self)
         _open[id(self.connection)] = self.raw.operation
         self.over = None
@@ -168,17 +157,16 @@ class OperationTransaction:
 
         When it is committed, the other one begins once more behind it.
         """
-        is_inside = self._savepoints and any(each.owner is not None for each in self._savepoints)
-        if is_inside and self._is_used() and not self.is_lost():  # then SQLAlchemy refuses what comes
-            self.refuse(OVERLAP)
+        outer = self._savepoints
+        if outer and (outer[0].owner is None or self._is_used()) and not self.is_lost():
+            self.refuse(OVERLAP)  # where it is lost, SQLAlchemy refuses what comes
         self._beginner = session
         found = self.connection.get_execution_options()
         if options is not found:  # what a session chose for its connection ends with its transaction
-            changed = {name for name in {*found, *options} if options.get(name) != found.get(name)}
-            if LASTING & changed & options.keys():
+            if any(options[name] != found.get(name) for name in LASTING & options.keys()):
                 self.refuse(guard.CHOSEN)
-            if changed := changed - LASTING:
-                self.connection.execution_options(**{name: options.get(name) for name in changed})
+            names = {*found, *options} - LASTING
+            self.connection.execution_options(**{name: options.get(name) for name in names})
 
     def turn(self, session: Any) -> None:
         """A statement of this session comes next: it would be part of the innermost unit."""
@@ -195,13 +183,12 @@ class OperationTransaction:
     def savepoint(self, name: str) -> None:
         """Set a savepoint: the unit of a session that begins, or one inside."""
         owner, self._beginner = self._beginner, None
-        if owner is None:  # else it has just been found to work here
-            self._check()
+        self._check()
         sql, self.first = self.first or name, None
         if sql is name:
             self._waiting.append(f"SAVEPOINT {name}")
             self.flush()
-        self._savepoints.append(_Savepoint(name, sql, owner, self.had_written, self.commits))
+        self._savepoints.append(_Savepoint(name, sql, owner, self.had_written))
         self.had_written = False
 
     def release(self, name: str) -> None:
@@ -237,11 +224,9 @@ class OperationTransaction:
         self.commits += 1
         self.wrote = self.wrote or unit.did
         self.again = None  # what was done before the view is committed, too
-        if outer and any(each.owner is not None for each in outer):  # they have only read: see begins
+        if outer:  # they have only read: see begins
             self._waiting += [f"RELEASE {outer[0].sql}", *(f"SAVEPOINT {each.sql}" for each in outer)]
             self.flush()
-            for each in outer:
-                each.commits = self.commits
 
     def roll_back_to(self, name: str) -> None:
         """Roll back to a savepoint and release it, at once: that frees locks."""
@@ -253,14 +238,11 @@ class OperationTransaction:
         place = names.index(name)
         done, *inner = self._savepoints[place:]
         del self._savepoints[place:]
-        if done.commits != self.commits or (
-            inner and any(each.did and each.owner is not None for each in inner)
-        ):
+        if any(each.did and each.owner is not None for each in inner):
             self.broken = NotAtomic(OVERLAP)
             if not self.leaving:
                 raise self.broken
             return
-        self.rollbacks += done.owner is not None and done.did
         if done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
             was_shown = self.raw.is_shown
@@ -273,9 +255,11 @@ class OperationTransaction:
             if not self.leaving:
                 self.flush()
 
-    def before(self, cursor: Any, text: str) -> None:
+    def before(self, cursor: Any, text: object) -> None:
         """A statement is about to be sent: refuse it, or send first what belongs in front of it."""
         self._check()
+        if not isinstance(text, str):
+            self.refuse(NOT_TEXT)
         traits = guard.traits_of(text)
         if traits.refused:
             self.refuse(traits.refused)
@@ -357,9 +341,7 @@ class OperationTransaction:
         return self.again is not None or self._is_used()
 
     def _is_used(self) -> bool:
-        if any(each.did for each in self._savepoints):
-            return True
-        return self.connection.get_execution_options() != self._options or self.is_failed()
+        return self.is_failed() or any(each.did for each in self._savepoints)
 
     def is_failed(self) -> bool:
         """Return True if a statement has failed and nobody has rolled back, as far as one can tell."""
@@ -368,10 +350,6 @@ class OperationTransaction:
     def is_lost(self) -> bool:
         """Return True if the connection is gone."""
         return self.connection.invalidated or self.connection.closed or self.raw.is_lost()
-
-    def is_ours(self, error: BaseException | None) -> bool:
-        """Return True if the driver's error came from this connection."""
-        return error is not None and error is self.error
 
     def failed(self, error: BaseException) -> None:
         """A statement of the view has failed."""
@@ -467,20 +445,15 @@ class _Door:
 # The hooks on an engine's dialect.
 
 _hooked: WeakSet[Dialect] = WeakSet()
-Stray = Callable[[Connection, str], None]
 
 
-def hook(engine: Engine, stray: Stray) -> None:
-    """Let the dialect's public verbs and events come here first; ``stray`` hears the others.
-
-    Raises ``ConfigurationError`` if a listener for its statements is there already.
-    """
+def hook(engine: Engine, stray: Callable[[Connection, str], None]) -> None:
+    """Let the dialect's public verbs and events come here first; ``stray`` hears the others."""
     dialect = engine.dialect
     if dialect in _hooked:
         return
-    _refuse_earlier(dialect)
     _hooked.add(dialect)
-    verbs: dict[str, partial[None]] = {
+    verbs = {
         "do_savepoint": partial(_about_savepoint, OperationTransaction.savepoint),
         "do_release_savepoint": partial(_about_savepoint, OperationTransaction.release),
         "do_rollback_to_savepoint": partial(_about_savepoint, OperationTransaction.roll_back_to),
@@ -496,28 +469,21 @@ def hook(engine: Engine, stray: Stray) -> None:
         root = more[-1].root_connection
         found = _open.get(id(root)) if _open else None
         if found is not None and (transaction := found()) is not None:
-            text = statement if type(statement) is str else _text(statement, cursor)
-            transaction.before(cursor, text)
+            transaction.before(cursor, statement)
         elif _open and innermost.get() is not None:
-            stray(root, _text(statement, cursor))
+            stray(root, str(statement))
 
     def failed(context: Any) -> None:
         transaction = context.connection and transaction_of(context.connection)
         if transaction is not None:
             transaction.failed(context.original_exception)
 
-    if not event.contains(Session, "after_begin", _after_begin):  # a class would call it twice
-        event.listen(Session, "after_begin", _after_begin)
     event.listen(dialect, "handle_error", failed)
-    for name in EXECUTE:
+    for name in ("do_execute", "do_executemany", "do_execute_no_params"):
         event.listen(dialect, name, execute)
 
 
-def _refuse_earlier(dialect: Dialect) -> None:
-    if any(len(getattr(dialect.dispatch, name)) for name in EXECUTE):
-        raise ConfigurationError(EARLIER)
-
-
+@event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, _begun: object, connection: Connection) -> None:
     """What a session does by default on a connection in a transaction depends on savepoints there."""
     if _open and session.join_transaction_mode != "create_savepoint":
@@ -526,21 +492,8 @@ def _after_begin(session: Session, _begun: object, connection: Connection) -> No
             transaction.refuse(UNDECIDED)
 
 
-def _text(statement: Any, cursor: Any) -> str:
-    """What only the driver understands: bytes, or what it composes."""
-    if isinstance(statement, bytes):
-        return statement.decode("utf-8", "replace")
-    return str(statement.as_string(cursor) if hasattr(statement, "as_string") else statement)
-
-
-def _about_savepoint(
-    ours: Callable[[OperationTransaction, str], None],
-    theirs: Callable[[Connection, str], None],
-    connection: Connection,
-    name: str,
-) -> None:
-    found = _open.get(id(connection))
-    if found is None or (transaction := found()) is None:
+def _about_savepoint(ours: Any, theirs: Any, connection: Connection, name: str) -> None:
+    if (transaction := transaction_of(connection)) is None:
         theirs(connection, name)
     else:
         ours(transaction, name)

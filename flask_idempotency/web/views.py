@@ -254,14 +254,12 @@ def _placed(
         records = state.in_test(test)
         engine = DecisionEngine(records, Unlocked(), state.sealer, time)
         return records, engine, replace(claim, connection=test)
-    if state.sessions.engines[state.bind_key] is not state.database:
-        state.refuse_replaced()
     return state.records, state.engine, _continuing(state, route, operation, claim)
 
 
 def _continuing(state: AppState, route: Route, operation: Operation, claim: Claim) -> Claim:
     if route.atomic:
-        connection = to_continue(state, route.other_binds)
+        connection = to_continue(state)
         return claim if connection is None else replace(claim, connection=connection)
     if state.blocks_records():
         raise NotAtomic(

@@ -1,4 +1,4 @@
-"""``agent-tools.md`` does what it says with the MCP SDK, whose own client calls the tools.
+"""``docs/agents.md`` does what it says with the MCP SDK, whose own client calls the tools.
 
 The SDK needs newer releases than the lowest that the package allows, so it is no part of ``make test``.
 """
@@ -18,9 +18,9 @@ from mcp.server.auth.provider import AccessToken
 
 from tests.docs import conftest
 from tests.docs.how_to import Page
-from tests.docs.pages import RECIPES, blocks
+from tests.docs.pages import ROOT, blocks
 
-PAGE = RECIPES / "agent-tools.md"
+PAGE = ROOT / "docs/agents.md"
 names = conftest.names
 
 

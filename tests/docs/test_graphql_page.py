@@ -1,4 +1,4 @@
-"""``graphql.md`` does what it says: its endpoints get queries, mutations, errors, batches."""
+"""``docs/protect.md`` does what it says: its endpoints get queries, mutations, errors, batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAY = "mutation ($amount: Int!) { pay(amount: $amount) { id amount } }"
 
 @pytest.fixture
 def shop(page) -> Page:
-    return page("graphql.md")
+    return page("protect.md", "graphql")
 
 
 class TestOneKeyForTheRequest:

@@ -324,7 +324,7 @@ def test_in_a_thread_that_outlives_an_atomic_operation_it_is_refused(world):
 
         assert world.post().status_code == 201
         ended.set()
-        with pytest.raises(NotAtomic, match="has ended, and work that its view started"):
+        with pytest.raises(NotAtomic, match="where the operation has ended"):
             late[0].result(10)
 
 

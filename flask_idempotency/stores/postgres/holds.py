@@ -21,7 +21,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
-from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, checked_out, give_back, raw_of
+from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of
 from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
 from flask_idempotency.session.transaction import NOT_OURS as ENDED_PAST_US
 from flask_idempotency.stores.admin import original
@@ -114,10 +114,11 @@ class PostgresHold:
         """
         values = {**claim_values(claim), **more}
 
-        def use() -> Any:
+        def use(connected: Callable[[], object]) -> Any:
             engine, found, raw, held = messages.engine, None, None, None
-            pooled = checked_out(engine)
+            pooled = engine.raw_connection()
             try:
+                connected()
                 if LASTING.intersection(engine.get_execution_options()):
                     held = Connection(engine, pooled)  # SQLAlchemy sets them here, before BEGIN
                 raw = raw_of(pooled, engine.dialect)
@@ -244,7 +245,7 @@ class PostgresHold:
             return NotAtomic(ENDED_PAST_US)
         if self.transaction.is_lost():
             return StoreUnavailable()
-        if error is None or not self.transaction.is_ours(original(error)):
+        if error is None or original(error) is not self.transaction.error:
             return None
         return problem(error, self._messages.Error, self.transaction.raw)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -97,24 +96,26 @@ class Messages:
     def send(self, template: str, values: Values = None) -> tuple[list[tuple[Any, ...]], int]:
         """Send a message; the last statement's rows, and how many it changed."""
 
-        def ask() -> tuple[list[tuple[Any, ...]], int]:
+        def ask(connected: Callable[[], object]) -> tuple[list[tuple[Any, ...]], int]:
             text = self.prepared(self._first + template)
-            with self.borrowed() as raw:
+            with self.borrowed(connected) as raw:
                 answer = raw.send(text, values)
                 return answer.fetchall(), answer.rowcount
 
         return self.twice(ask)
 
-    def twice(self, use: Callable[[], T]) -> T:
+    def twice(self, use: Callable[[Callable[[], object]], T]) -> T:
         """Call ``use``, a second time if the pooled connection turned out to be unusable.
 
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
-        sent twice: a claim that did get through the first time carries our token. A connect that failed
-        is not repeated, as it would take its whole time-out again where the host is silent.
+        sent twice: a claim that did get through the first time carries our token. ``use`` calls what it
+        is given once it has a connection: a connect that failed is not repeated, as it would take its
+        whole time-out again where the host is silent.
         """
         for another_try in (True, False):
+            reached: list[bool] = []
             try:
-                return use()
+                return use(lambda: reached.append(True))  # noqa: B023 -- called at once
             except (self.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
                 code = sqlstate(driver_error)
@@ -126,15 +127,16 @@ class Messages:
                 # others are dead too. Those in use are not touched. One to a standby would never die
                 # by itself.
                 self.engine.dispose()
-                if not another_try:
+                if not another_try or not reached:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
-    def borrowed(self) -> AbstractContextManager[RawConnection]:
+    def borrowed(self, connected: Callable[[], object]) -> Any:
         """A connection out of the pool, for messages of ours."""
         if self._first:
             reach(self.engine)
-        return borrowed(self.engine)
+        found = borrowed(self.engine)
+        return _Reached(found, connected)
 
     def prepared(self, template: str, level: str = "") -> str:
         """The statement for these tables and, where it begins a transaction, this ``level``."""
@@ -167,7 +169,9 @@ class Messages:
             self._facts = self.own.facts()
         if self._facts is None:
             table = self.engine.dialect.identifier_preparer.format_table(self.table)
-            with self.borrowed() as raw:
+            if self._first:
+                reach(self.engine)
+            with borrowed(self.engine) as raw:
                 row = raw.send(statements.FACTS, {"table": table}).fetchall()[0]
                 role, schema, deferred, reads_may_write, synchronous, watching = row
                 begins = statements.SYNCHRONOUS if synchronous == "off" else ""
@@ -175,6 +179,21 @@ class Messages:
                     begins += statements.WATCH
             self._facts = Facts(begins, role, schema, deferred, reads_may_write)
         return self._facts
+
+
+class _Reached:
+    """A context that says when it has begun."""
+
+    def __init__(self, context: Any, connected: Callable[[], object]) -> None:
+        self._context, self._connected = context, connected
+
+    def __enter__(self) -> RawConnection:
+        raw: RawConnection = self._context.__enter__()
+        self._connected()
+        return raw
+
+    def __exit__(self, *error: object) -> Any:
+        return self._context.__exit__(*error)
 
 
 def _can_watch(raw: RawConnection) -> bool:
