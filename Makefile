@@ -73,7 +73,7 @@ poolers: $(VENV)/.has-test  ## test behind PgBouncer and Pgpool-II, which must b
 	@$(RUN) pytest -q tests/poolers $(ARGS)
 
 # The agents are among them; make agents runs theirs alone.
-test-ecosystem:  ## test beside other extensions in their newest releases, and note it in docs/works-with.md
+test-ecosystem:  ## test beside other extensions in their newest releases, and note it in bench/figures/works-with.md
 	@mkdir -p build
 	@$(MAKE) --no-print-directory build/ecosystem/.has-test VENV=build/ecosystem
 	@build/ecosystem/bin/python -m pip install -qq --upgrade -r tests/ecosystem/requirements.txt
@@ -83,7 +83,7 @@ agents:  ## test with agents for tracing and the MCP SDK
 	@$(MAKE) --no-print-directory test-ecosystem ARGS="tests/agents $(ARGS)"
 
 # FLASK=flask, as for make newest, is none of its own.
-platforms: $(VENV)/.has-test  ## test each platform of docs/works-with.md, or some: make platforms ARGS="PostgreSQL 3.12"
+platforms: $(VENV)/.has-test  ## test each platform of bench/figures/works-with.md, or some: make platforms ARGS="PostgreSQL 3.12"
 	@FLASK=$(filter-out flask,$(FLASK)) $(VENV)/bin/python .ci/platforms.py $(ARGS)
 
 test-browser: $(VENV)/.has-test $(VENV)/.has-docs  ## test the operator's page, the demo's and the docs in a Chromium, which must be installed

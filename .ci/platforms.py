@@ -1,4 +1,4 @@
-"""Runs a part of the tests on one platform after another, and notes each in docs/works-with.md.
+"""Runs a part of the tests on one platform after another, and notes each in works-with.md.
 
 Arguments choose runs: ``PostgreSQL``, ``3.12``, ``redis==5.*``. Each Python has an environment in
 build/platforms, with what was the newest when it was made; servers come from packages: the

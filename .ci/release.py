@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build/release"
-SERIES = ["3.10", "3.11", "3.12", "3.13"]  # 3.14: see docs/works-with.md
+SERIES = ["3.10", "3.11", "3.12", "3.13"]  # 3.14: see bench/figures/works-with.md
 FOLDERS = [".ci", "bench", "docs", "example", "laboratory", "real", "scale", "servers", "tests"]
 FILES = ["CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"]
 FILES += ["owner.cfg", "pyproject.toml", "setup.cfg", "setup.py"]

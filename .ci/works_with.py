@@ -1,4 +1,4 @@
-"""Runs all tests, and notes in docs/works-with.md with which versions and with what result.
+"""Runs all tests, and notes in bench/figures/works-with.md with which versions and with what result.
 
 With arguments, which are pytest's, it runs what these say and notes nothing.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "works-with.md"
+PAGE = ROOT / "bench" / "figures" / "works-with.md"
 COUNTS = ROOT / "build" / "counts.xml"
 
 NAMES = [
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
     if COUNTS.exists():
         cells = [today(), platform.python_version(), *map(installed, NAMES), *counted()]
         PAGE.write_text(with_row(PAGE.read_text("utf-8"), cells), "utf-8")
-        sys.stdout.write(f"docs/works-with.md: {' | '.join(cells)}\n")
+        sys.stdout.write(f"bench/figures/works-with.md: {' | '.join(cells)}\n")
     return status
 
 

@@ -20,6 +20,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx_markdown_builder",
+    "commands",
     "confvals",
     "llms",
     "search_numbers",

@@ -1,7 +1,7 @@
 """Run the test suites of other packages in five modes, on throwaway servers, and compare test by test.
 
 It downloads each package's source distribution into build/real, and installs it into an environment
-of its own. What a suite printed in a mode is there, too. The figures are noted in docs/works-with.md.
+of its own. What a suite printed in a mode is there, too. Figures: bench/figures/works-with.md.
 
 Exit status 1 if a replay was not equal, if a run gave no result, or if there was nothing to compare.
 Tests whose results differ are listed: look at each.
@@ -19,7 +19,7 @@ from real.environment import ROOT, NotInstalled, environment
 from real.packages import PACKAGES, Package
 from real.suite import run
 
-PAGE = ROOT / "docs" / "works-with.md"
+PAGE = ROOT / "bench" / "figures" / "works-with.md"
 
 
 def main() -> int:

@@ -1,9 +1,8 @@
 """Pages for programs that read: ``llms.txt``, and what ``sphinx_markdown_builder`` needs to know.
 
 ``llms.txt`` has the form of https://llmstxt.org: a title, a summary, text without headings, and lists
-of links under headings. The text is the first part of ``agents.md``; the lists are the navigation and
-the map of ``index.md``, so nothing is said twice. Each link leads to what the builder ``markdown``
-writes.
+of links under headings. The text is a recipe of the example; the lists are the navigation and the map
+of ``index.md``, so nothing is said twice. Each link leads to what the builder ``markdown`` writes.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-PAGE, END = "agents.md", "(tool-calls)="
+PAGE = "example/recipes/assistants.md"
 
 
 def llms_txt(docs: Path) -> str:
     """The text of ``llms.txt`` for the pages in ``docs``, with links relative to its own place."""
     setup = configparser.ConfigParser()
     setup.read(docs.parent / "setup.cfg", encoding="utf-8")
-    _title, text = _read(docs / PAGE).partition(END)[0].split("\n", 1)
+    _title, text = _read(docs.parent / PAGE).split("\n", 1)
+    text = text.replace("](../../docs/", "](")
     text = re.sub(r"(?m)^<!-- .* -->\n", "", text)
     text = re.sub(r"(?m)^## (.*)$", r"**\1**", text)
     parts = [f"# Flask-Idempotency\n\n> {setup['metadata']['description']}.", text.strip()]

@@ -214,7 +214,11 @@ class Sealer:
 
     What opens raises ``RecordBroken`` for what was changed or moved, and ``SealBroken`` for what is
     under another key, should have been sealed and is not, or is sealed where there are no keys.
+    ``key_ids`` are those of its keys, newest first.
     """
+
+    key_ids: tuple[bytes, ...] = ()
+    accepts_unsealed = True
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
         """A request's fingerprint as it is stored."""

@@ -61,11 +61,11 @@ def step_values(step: str, attempt: int, result: bytes | None) -> dict[str, Any]
     text = None
     if result is not None:
         is_sealed = result.startswith(SEALED)
-        text = _SEALED_TEXT + b64encode(result).decode() if is_sealed else result.decode()
+        text = SEALED_TEXT + b64encode(result).decode() if is_sealed else result.decode()
     return {"step": step, "attempt": attempt, "result": text}
 
 
-_SEALED_TEXT = "sealed:"
+SEALED_TEXT = "sealed:"
 """What the result of a step begins with if it is encrypted, and in base64. No JSON does."""
 
 
@@ -87,8 +87,8 @@ def steps_of(text: str | None) -> dict[str, StoredStep]:
 def _step_of(entry: Any) -> StoredStep:
     text: str | None = entry.get("result")
     result = None if text is None else text.encode()
-    if text is not None and text.startswith(_SEALED_TEXT):
-        result = b64decode(text.removeprefix(_SEALED_TEXT), validate=True)
+    if text is not None and text.startswith(SEALED_TEXT):
+        result = b64decode(text.removeprefix(SEALED_TEXT), validate=True)
     return StoredStep(int(entry["attempt"]), str(entry["at"]), result)
 
 

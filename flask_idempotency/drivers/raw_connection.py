@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 
 from sqlalchemy import Dialect, Engine, exc
 
-from flask_idempotency.core.errors import AUTOCOMMIT, NotAtomic
+from flask_idempotency.core.errors import AUTOCOMMIT, NotAtomic, StoreUnavailable
 
 Values = Mapping[str, Any]
 
@@ -184,13 +184,21 @@ class RawConnection:
         self.leave()
 
 
+def checked_out(engine: Engine) -> Any:
+    """A connection out of an engine's pool. Raises ``StoreUnavailable`` if none can be made."""
+    try:
+        return engine.raw_connection()
+    except engine.dialect.loaded_dbapi.Error as error:
+        raise StoreUnavailable from error
+
+
 @contextmanager
 def borrowed(engine: Engine) -> Iterator[RawConnection]:
     """A connection from an engine's pool, for messages of ours. It goes back as it was found.
 
-    Raises the driver's and SQLAlchemy's errors.
+    Raises the driver's and SQLAlchemy's errors, and ``StoreUnavailable``.
     """
-    pooled, raw = engine.raw_connection(), None
+    pooled, raw = checked_out(engine), None
     try:
         raw = raw_of(pooled, engine.dialect)
         if raw.status() != IDLE:  # a listener has set something

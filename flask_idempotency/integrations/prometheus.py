@@ -27,7 +27,7 @@ from flask_idempotency.web.signals import Event
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import GaugeMetricFamily, Metric
 except ImportError as error:
     raise ImportError(
         f"flask_idempotency.integrations.prometheus needs prometheus-client ({error}):"
@@ -232,9 +232,6 @@ def _families(found: Any = None) -> Iterator[Metric]:
     yield records
     for name, (what, value) in _GAUGES.items():
         yield GaugeMetricFamily(f"idempotency_{name}", what, value=value(found) if found else None)
-    for verb in ("inserted", "deleted"):
-        name, what = f"idempotency_records_{verb}", f"Records {verb}, as the database counts them"
-        yield CounterMetricFamily(name, what, value=getattr(found, verb, None))
 
 
 def _age(count: int, seconds: float | None) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, Problem, SealBroken
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, Problem
+from flask_idempotency.core.records import SEALED
 from flask_idempotency.session.joining import joining_session
 from flask_idempotency.session.operation import OpenTransaction, Operation
 from flask_idempotency.stores.admin import TRIAL, Finding, finding, reason, trial_claim
@@ -13,7 +14,6 @@ from flask_idempotency.web import routes
 from flask_idempotency.web.routes import AppState
 from flask_idempotency.web.settings import SAFE_METHODS, Route
 
-from .decide import check_sealer
 from .find import admin
 from .words import explain
 
@@ -51,21 +51,29 @@ def _listening(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _examine_keys(state: AppState) -> Iterator[Finding]:
-    """Fail if this process lacks the key of a stored response: retries would get 500."""
+    """Count what is stored under which key: without one of them, retries would get 500."""
+    sealer = state.sealer
     try:
-        for key in admin(state).outermost():
-            if (record := state.records.look(key)) is not None:
-                check_sealer(state, record)
-                if record.response is not None:
-                    state.engine.opened(record)
-    except SealBroken as error:
+        counts = admin(state).sealings()
+    except IdempotencyError:  # told elsewhere
+        return
+    plain = counts.pop(None, 0)
+    lost = sum(counts.values()) - sum(counts[SEALED + each] for each in sealer.key_ids)
+    if lost:
         remedy = (
             "set IDEMPOTENCY_ENCRYPTION_KEYS as the other processes have it, or retries get 500. If a"
             " key is lost for good, deploy without this check until its responses have expired (ttl)"
         )
-        yield Finding("FAILED", "encryption", error.detail, remedy)
-    except IdempotencyError:  # told elsewhere
-        return
+        bad = f"{lost:,} responses or steps are encrypted under a key that this process does not have"
+        yield Finding("FAILED", "encryption", bad, remedy)
+    elif plain and not sealer.accepts_unsealed:
+        bad = f"{plain:,} responses or steps are not encrypted, so retries get 500"
+        remedy = "if they are from before there were keys, set IDEMPOTENCY_ACCEPT_UNSEALED for one ttl"
+        yield Finding("FAILED", "encryption", bad, remedy)
+    elif sealer.key_ids:
+        each = (f"{counts[SEALED + key]:,}" for key in sealer.key_ids)
+        used = f"responses and steps under each key, newest first: {', '.join(each)}"
+        yield Finding("ok", "encryption", f"{used} (a key without any may be taken away)")
 
 
 def _examine_claim(state: AppState) -> Iterator[Finding]:

@@ -217,43 +217,36 @@ class Admin(Protocol):
 
     def overview(self) -> Overview:
         """Return what there is at a glance. Reads no more of a large table than of a small one."""
-        ...
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """Return the ``limit`` newest records, of one operation and in one state if these are given."""
-        ...
 
     def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
         """Return the same of the records whose key ends with ``tail``: see :meth:`belonging`."""
-        ...
 
     def leased(self, state: str, limit: int) -> list[Line]:
         """Return the ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
-        ...
 
     def starting(self, start: bytes) -> list[Line]:
         """Return the records whose key's hash starts so, at most two: two are already ambiguous."""
-        ...
 
     def steps(self, start: bytes) -> list[StepLine]:
         """Return the finished steps of such a record, the earliest first, with their results."""
-        ...
 
     def key(self, start: bytes) -> bytes | None:
         """Return the whole key of such a record."""
-        ...
 
-    def outermost(self) -> list[bytes]:
-        """The whole keys of a young record and of a response that expires soon, if any are live."""
-        ...
+    def sealings(self) -> Counter[bytes | None]:
+        """Count responses and results of steps that have not expired, by how they begin if encrypted.
+
+        That is ``SEALED`` and the id of the key; None for those that are not encrypted. Reads all.
+        """
 
     def audit(self, start: bytes) -> list[AuditEntry]:
         """Return what operators did to such a record since it was created, the earliest first."""
-        ...
 
     def note(self, key: bytes, entry: AuditEntry) -> bool:
         """Note durably what an operator did to a record; False if it is gone, or somebody holds it."""
-        ...
 
     def settle(self, verdict: Verdict) -> bool:
         """End what is interrupted or failed as an operator decided, durably.
@@ -261,14 +254,12 @@ class Admin(Protocol):
         Returns whether it was done: not if the record is neither or has changed since it was seen, or
         if somebody works on it.
         """
-        ...
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
         """Return the records whose key ends with ``tail``, of one operation if it is given.
 
         Reads all of the table's keys: a scope has no index.
         """
-        ...
 
     def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete these records, durably and in one transaction; return how many.
@@ -276,11 +267,9 @@ class Admin(Protocol):
         Leaves those in progress: with a lease, or held by somebody. With ``seen``, a
         :attr:`Line.version`, there is one key, and its record is left if it has another version.
         """
-        ...
 
     def count_older(self, seconds: float) -> int:
         """Return how many records ended so long ago and have not expired. Reads the whole table."""
-        ...
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
@@ -288,7 +277,6 @@ class Admin(Protocol):
         With ``older_than_seconds`` also those that ended so long ago and have not expired. Yields how
         many records each transaction has deleted, after its commit. Skips a record that somebody holds.
         """
-        ...
 
     def purge_briefly(self, batch: int) -> int | None:
         """Delete at most ``batch`` expired records, within 100 ms; return how many.
@@ -296,22 +284,18 @@ class Admin(Protocol):
         None, and none is deleted, if that takes longer. Waits for nobody, and leaves the last
         connection of a pool to others.
         """
-        ...
 
     def create(self) -> list[str]:
         """Create what is missing, and say what was done. Never alters or drops a column."""
-        ...
 
     def examine(self) -> Iterator[Finding]:
         """Check the server, without writing. Ends early if it cannot be reached."""
-        ...
 
     def trial(self) -> AbstractContextManager[Transaction | None]:
         """Claim a record of its own as a request would, and delete it at the end.
 
         Yields the transaction in which a view would run; None if the store has leases only.
         """
-        ...
 
 
 TRIAL = "flask idempotency check"

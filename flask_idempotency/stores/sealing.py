@@ -56,7 +56,7 @@ class Sealed(Sealer):
         self._ciphers: dict[bytes, AESGCM] = {_key_id(s): AESGCM(s) for s in secrets}
         self._newest = _key_id(secrets[0])
         self._fingerprint_keys = [(_key_id(s), _fingerprint_key(s)) for s in secrets]
-        self._accept_unsealed = accept_unsealed
+        self.key_ids, self.accepts_unsealed = tuple(self._ciphers), accept_unsealed
 
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
         """Encrypt under the newest key.
@@ -125,7 +125,7 @@ class Sealed(Sealer):
         return self.decrypt(stored, purpose.encode() + b" " + key)
 
     def _check_accepted(self, what: str) -> None:
-        if not self._accept_unsealed:
+        if not self.accepts_unsealed:
             raise SealBroken(
                 f"The stored {what} is not encrypted, so anyone with access to the store may have"
                 " written it. If it is from before IDEMPOTENCY_ENCRYPTION_KEYS was set, set"

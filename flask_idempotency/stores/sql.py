@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
 from flask_idempotency.core.records import OBSERVED
+from flask_idempotency.core.rows import SEALED_TEXT
 
 from .admin import CAPPED, USUAL
 
@@ -35,9 +36,10 @@ class Dialect:
     ``now`` is the present time, ``after`` the one so many seconds later, ``since`` the seconds that
     have passed since a time, ``oldest`` those since the earliest of several, and ``later`` the function
     for the later of two times. ``text`` is a time as text, in UTC, and ``digits`` are the first 16 of a
-    key's hash. ``with_step`` and ``with_entry`` are the columns ``steps`` and ``audit`` with one more
-    in them. ``skip`` passes by rows that others hold, and ``durably`` makes a commit wait for the disk.
-    For an overview ``bounded`` limits the time, and ``sample`` what is read.
+    key's hash. ``result`` is that of a ``step`` of the column ``steps``; ``with_step`` and
+    ``with_entry`` are the columns ``steps`` and ``audit`` with one more in them. ``skip`` passes by
+    rows that others hold, and ``durably`` makes a commit wait for the disk. For an overview ``bounded``
+    limits the time, and ``sample`` what is read.
     """
 
     now: str
@@ -47,6 +49,7 @@ class Dialect:
     later: str
     text: str
     digits: str
+    result: str
     with_step: str
     with_entry: str
     skip: str = ""
@@ -192,12 +195,12 @@ ON CONFLICT (key) DO NOTHING"""
          WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
          ORDER BY expires_at LIMIT {CAPPED}) AS expired"""
 
-        # A young record, and the response that expires next.
-        self.outermost = f"""SELECT key FROM (SELECT key FROM {{table}}
-         WHERE expires_at > (SELECT {now}) ORDER BY expires_at DESC LIMIT 1) AS latest
- UNION SELECT key FROM (SELECT key FROM {{table}}
-         WHERE expires_at > (SELECT {now}) AND state <> 'in_progress'
-         ORDER BY expires_at LIMIT 1) AS next"""
+        # How many responses and steps that a retry may need are encrypted under which key: the first
+        # bytes name it, and nine of them are twelve characters of base64.
+        self.sealed_responses = f"""SELECT CASE WHEN headers IS NULL THEN substr(body, 1, 9) END,
+       count(*) FROM {{table}} WHERE status IS NOT NULL AND NOT {expired} GROUP BY 1"""
+        self.sealed_steps = f"""SELECT substr({dialect.result}, 1, {len(SEALED_TEXT) + 12}), count(*)
+  FROM {{table}}, json_each(steps) AS step WHERE NOT {expired} GROUP BY 1"""
 
         # What an operator decides waits for the disk. Another owner: whoever held the record before
         # writes nothing more. The retention begins again, and so does the count of attempts. What is

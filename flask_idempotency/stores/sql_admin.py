@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
-from flask_idempotency.core.rows import response_values, steps_of
+from flask_idempotency.core.rows import SEALED_TEXT, response_values, steps_of
 
 from .admin import (
     ADD,
@@ -138,9 +139,16 @@ class SqlAdmin:
         rows = self._fetch(self._sql.key, **_between(start))
         return bytes(rows[0][0]) if len(rows) == 1 else None
 
-    def outermost(self) -> list[bytes]:
-        """Return the keys of what expires last, so is young, and next, if any: found by the index."""
-        return [bytes(key) for (key,) in self._fetch(self._sql.outermost)]
+    def sealings(self) -> Counter[bytes | None]:
+        """Count what is encrypted, by the key, and what is not."""
+        found = Counter[bytes | None]()
+        for prefix, count in self._fetch(self._sql.sealed_responses):
+            found[None if prefix is None else bytes(prefix)] += count
+        for result, count in self._fetch(self._sql.sealed_steps):
+            if result is not None:
+                is_sealed = result.startswith(SEALED_TEXT)
+                found[b64decode(result.removeprefix(SEALED_TEXT)) if is_sealed else None] += count
+        return found
 
     def audit(self, start: bytes) -> list[AuditEntry]:
         """Return what operators did."""

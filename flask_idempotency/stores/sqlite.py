@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, exc
@@ -49,6 +48,7 @@ SQL = Statements(
         later="max",
         text="{}",
         digits="lower(substr(hex(key), 1, 16))",
+        result="json_extract(step.value, '$.result')",
         with_step=f"""json_patch(coalesce(steps, json_object()), json_object(%(step)s,
          json_object('attempt', %(attempt)s, 'at', {NOW}, 'result', %(result)s)))""",
         with_entry=f"""json_insert(coalesce(audit, json_array()), '$[#]',
@@ -166,7 +166,7 @@ class Messages:
     def fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         """The rows of a statement that only reads."""
         try:
-            with self.engine.connect() as connection, _reading_any_text(connection):
+            with self.engine.connect() as connection:
                 return list(connection.exec_driver_sql(self.prepared(template), values))
         except exc.SQLAlchemyError as error:
             raise self.error(error) from error
@@ -207,17 +207,6 @@ class Messages:
                 " part of db.metadata)"
             )
         return RecordBroken() if "malformed JSON" in str(error) else StoreUnavailable()
-
-
-@contextmanager
-def _reading_any_text(connection: Connection) -> Iterator[None]:
-    """Read also what is no UTF-8: one row that somebody else wrote hides no others."""
-    driver: Any = connection.connection.driver_connection
-    usual, driver.text_factory = driver.text_factory, partial(str, encoding="utf-8", errors="replace")
-    try:
-        yield
-    finally:
-        driver.text_factory = usual
 
 
 class SqliteHold:

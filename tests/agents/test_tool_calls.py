@@ -1,4 +1,4 @@
-"""``docs/agents.md`` does what it says with the MCP SDK, whose own client calls the tools.
+"""``agent-tools.md`` does what it says with the MCP SDK, whose own client calls the tools.
 
 The SDK needs newer releases than the lowest that the package allows, so it is no part of ``make test``.
 """
@@ -18,9 +18,9 @@ from mcp.server.auth.provider import AccessToken
 
 from tests.docs import conftest
 from tests.docs.how_to import Page
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import RECIPES, blocks
 
-PAGE = ROOT / "docs/agents.md"
+PAGE = RECIPES / "agent-tools.md"
 names = conftest.names
 
 

@@ -1,4 +1,4 @@
-"""The JavaScript of ``docs/callers.md``, as it stands there, in tabs that share what they keep."""
+"""The JavaScript of ``callers.md``, as it stands there, in tabs that share what they keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.docs.pages import ROOT, blocks
 
-RECIPE = "".join(block.text for block in blocks(ROOT / "docs/callers.md", "javascript"))
+RECIPE = "".join(block.text for block in blocks(ROOT / "example/recipes/callers.md", "javascript"))
 SHOP = "https://api.example.com"
 
 

@@ -179,26 +179,12 @@ def respond(status: int, problem: str = "", **headers: str) -> Callable[[Handler
     return lambda handler: handler.respond(status, {"Content-Type": PROBLEM} | named, body)
 
 
-def written(text: str, *, stays_open: bool = False) -> Callable[[Handler], None]:
+def written(text: str) -> Callable[[Handler], None]:
     """Work, and write this instead of a response."""
 
     def act(handler: Handler) -> None:
         handler.world.work(handler.key)
         handler.wfile.write(text.encode())
-        handler.close_connection = not stays_open
-
-    return act
-
-
-def trickle(status: str, headers: str, first: bytes = b"") -> Callable[[Handler], None]:
-    """Write the body a byte at a time after its ``first`` ones, for two seconds."""
-
-    def act(handler: Handler) -> None:
-        handler.wfile.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n".encode() + first)
-        piece = b"1\r\n.\r\n" if "chunked" in headers else b"."
-        for _ in range(100):
-            handler.wfile.write(piece)
-            handler.world.let_go.wait(0.02)
         handler.close_connection = True
 
     return act

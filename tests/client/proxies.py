@@ -1,14 +1,13 @@
-"""Proxies that pass bytes on: one that is asked with CONNECT, one that speaks SOCKS 5."""
+"""An HTTP proxy that passes bytes on: it is asked with CONNECT."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from socketserver import StreamRequestHandler, ThreadingTCPServer
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 Address = tuple[str, int]
@@ -19,54 +18,23 @@ class Proxy(ThreadingTCPServer):
 
     daemon_threads = True
 
-    def __init__(self, handler: type[StreamRequestHandler], refusal: str = "") -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Connect)
         self.address = f"127.0.0.1:{self.server_address[1]}"
-        self.refusal = refusal
         self.seen: list[Address] = []
 
 
 class Connect(BaseHTTPRequestHandler):
-    """An HTTP proxy for CONNECT; it may refuse with a status and a reason."""
-
     server: Proxy
 
     def do_CONNECT(self) -> None:
         host, _, port = self.path.rpartition(":")
         self.server.seen.append((host, int(port)))
-        if self.server.refusal:
-            self.wfile.write(f"HTTP/1.1 {self.server.refusal}\r\nContent-Length: 0\r\n\r\n".encode())
-            return
         self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         pass_on(self.connection, (host, int(port)))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
-
-
-class Socks(StreamRequestHandler):
-    """A SOCKS 5 proxy without passwords, for addresses and names (RFC 1928). It may refuse."""
-
-    server: Proxy
-    rbufsize = 0  # what follows belongs to the target
-
-    def handle(self) -> None:
-        _version, methods = self.rfile.read(2)
-        self.rfile.read(methods)
-        if self.server.refusal:
-            self.wfile.write(b"\x05\xff")
-            return
-        self.wfile.write(b"\x05\x00")
-        kind = self.rfile.read(4)[3]
-        host = (
-            socket.inet_ntoa(self.rfile.read(4))
-            if kind == 1
-            else self.rfile.read(self.rfile.read(1)[0]).decode()
-        )
-        [port] = struct.unpack(">H", self.rfile.read(2))
-        self.server.seen.append((host, port))
-        self.wfile.write(b"\x05\x00\x00\x01" + bytes(6))
-        pass_on(self.connection, (host, port))
 
 
 def pass_on(client: socket.socket, target: Address) -> None:
@@ -86,9 +54,9 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def running(handler: type[StreamRequestHandler], refusal: str = "") -> Iterator[Proxy]:
+def running() -> Iterator[Proxy]:
     """A proxy, until the block ends."""
-    with Proxy(handler, refusal) as proxy:
+    with Proxy() as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
         thread.start()
         try:

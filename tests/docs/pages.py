@@ -6,8 +6,8 @@ How a block is marked, in a comment on the line before it:
 * ``<!-- new app: NAME -->``: so does this one, as the first of another application;
 * ``<!-- fragment -->``: a piece that cannot run alone; it is compiled;
 * ``<!-- file: NAME -->`` and ``<!-- append: NAME -->``: a file that the page's reader writes;
-* a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, and
-  ``<!-- server -->`` starts the application in the background;
+* a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, ``<!-- server -->``
+  starts the application in the background, and ``<!-- on servers -->`` is typed where there are some;
 * a ``console`` block of the page of commands is run on a shop with seven records;
 * an ``http`` block is a request, or the answer to the last request before it.
 """
@@ -21,8 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _BUILT = ROOT / "docs/_build"
+RECIPES = ROOT / "example/recipes"
 PAGES = [p for p in sorted(ROOT.glob("docs/**/*.md")) if _BUILT not in p.parents]
-PAGES.append(ROOT / "CONTRIBUTING.md")
+PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "bench/figures/works-with.md", *sorted(RECIPES.glob("*.md"))]
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<fence>`{3,})(?P<language>[a-z]+)\n"

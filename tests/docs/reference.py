@@ -1,4 +1,4 @@
-"""What the pages must say of settings, options and commands, as the library itself reads them.
+"""What the pages must say of settings and options, as the library itself reads them.
 
 A page has it as Markdown, so that it can be read without Sphinx. Where a test finds another text, its
 message has the one to paste.
@@ -7,7 +7,6 @@ message has the one to paste.
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import re
 import sys
 import types
@@ -15,9 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-import click
-
-from flask_idempotency.cli import cli
 from flask_idempotency.web.settings import OPTIONS, PREFIX, SETTINGS, RouteOptions
 from tests.docs.pages import ROOT
 
@@ -79,21 +75,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, int) and value and value % 1024**2 == 0:
         return f"{text} ({value // 1024**2} MiB)"
     return text
-
-
-def command(name: str) -> str:
-    """What ``flask idempotency NAME --help`` says."""
-    of_group = cli.commands[name]
-    context = click.Context(of_group, info_name=name)
-    records = [param.get_help_record(context) for param in of_group.params]
-    lines = [f"- `{option}`: {_marked(text)}" for option, text in filter(None, records) if text]
-    text = _marked(inspect.cleandoc(of_group.help or ""))
-    return "\n".join([text, "", *lines] if lines else [text])
-
-
-def _marked(text: str) -> str:
-    """``text`` with its options as code, where they are not already."""
-    return re.sub(r"`[^`]*`|(--[a-z]+(?:-[a-z]+)*)", lambda it: f"`{it[1]}`" if it[1] else it[0], text)
 
 
 def extension(name: str) -> Any:

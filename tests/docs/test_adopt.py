@@ -1,4 +1,4 @@
-"""``docs/protect.md`` does what it says of live APIs."""
+"""``docs/move.md`` does what it says of live APIs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 
 import pytest
 from flask import request
+from sqlalchemy import inspect, text
 
 from flask_idempotency import idempotent
 from tests.docs.how_to import Page
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks
 
 
 @pytest.mark.usefixtures("patient_observing")
 class TestAdopt:
     @pytest.fixture
     def shop(self, page) -> Page:
-        return page("protect.md")
+        return page("move.md")
 
     def test_the_lines_of_the_log_are_those_of_such_requests(self, shop, caplog):
         statuses = iter([201, 201, 201, 201, 201, 409, 201])
@@ -27,10 +28,22 @@ class TestAdopt:
                 headers = {} if key is None else {"key": str(key)}
                 shop.post("/observed", {"amount": amount}, **{"key": None, **headers})
         said = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
-        text = (ROOT / "docs/protect.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs/move.md").read_text(encoding="utf-8")
         shown = re.findall(r"(?m)^(?:INFO|WARNING) operation create_payment .*$", text)
         assert [_plain(line) for line in said] == [_plain(line) for line in shown]
 
 
 def _plain(line):
     return re.sub(r"seconds [\d.]+|id [0-9a-f]{8}", "", line)
+
+
+def test_after_its_statement_no_table_of_the_extension_is_left(names):
+    (block,) = blocks(ROOT / "docs/move.md", "postgres")
+    db = names["db"]
+    with names["app"].app_context():
+        db.create_all()
+        before = inspect(db.engine).get_table_names()
+        with db.engine.begin() as connection:
+            connection.execute(text(block.text))
+        assert any("idempotency" in table for table in before)
+        assert not any("idempotency" in table for table in inspect(db.engine).get_table_names())

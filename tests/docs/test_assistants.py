@@ -1,4 +1,4 @@
-"""The first part of ``docs/agents.md``, and ``llms.txt``: the code runs, the links lead to pages."""
+"""``example/recipes/assistants.md``, and ``llms.txt``: the code runs, the links lead to pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 import requests
 import responses
 
-from tests.docs.pages import ROOT, blocks, commands, looks_like
+from tests.docs.pages import RECIPES, ROOT, blocks, commands, looks_like
 from tests.docs.reference import extension
 from tests.docs.test_tutorials import PLUGIN, Shell
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "agents.md"
+PAGE = RECIPES / "assistants.md"
 MOST_BYTES = 16_000
 """Of ``llms.txt``: about four thousand tokens, so that it can be read whole before any work."""
 
@@ -87,7 +87,7 @@ class TestItsTest:
     @pytest.fixture
     def run(self, tmp_path) -> Iterator[Callable[..., str]]:
         """Runs the page's test as its reader does, on these files."""
-        shell = Shell(tmp_path, "", "", port="0", **PLUGIN)
+        shell = Shell(tmp_path, port="0", **PLUGIN)
 
         def run(**changed: str) -> str:
             for name, text in {**files(), **changed}.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -11,22 +12,19 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.cli import cli
-from tests.docs import reference
 from tests.docs.pages import ROOT, blocks, commands, looks_like
 from tests.killed import Killed
 
 
 class TestCommands:
-    PAGE = ROOT / "docs/cli.md"
+    PAGE = ROOT / "docs/api.md"
 
-    @pytest.mark.parametrize("name", cli.commands)
-    def test_it_has_the_help_of_every_command(self, name):
-        section = self.PAGE.read_text(encoding="utf-8").partition(f"\n## {name}\n\n")[2]
-        text = reference.command(name)
-        assert section[: len(text) + 2] == f"{text}\n\n"
-        for param in cli.commands[name].params:
-            is_option = param.param_type_name == "option"
-            assert (f"`{param.opts[0]}" if is_option else param.human_readable_name) in text
+    def test_it_has_the_help_of_every_command(self):
+        """Each is put there when the page is built."""
+        text = self.PAGE.read_text(encoding="utf-8")
+        shown = re.findall(r"(?m)^### ([\w-]+)\n\n```\{command\} ([\w-]+)\n```$", text)
+        assert all(heading == name for heading, name in shown)
+        assert {name for name, _ in shown} == set(cli.commands)
 
     def test_its_outputs_are_the_real_ones(self, postgres, redis_server):
         app, db = Flask("shop"), SQLAlchemy()

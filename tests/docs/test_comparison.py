@@ -1,4 +1,4 @@
-"""The thirty lines of ``docs/comparison.md`` do, and lack, what the page says: its row is a run."""
+"""The thirty lines of ``example/recipes`` do, and lack, what the page says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TestOfYourOwn:
     @pytest.fixture
     def shop(self, page) -> Page:
         """A view that inserts a row, and then does what ``shop.names["then"]`` does."""
-        shop = page("comparison.md")
+        shop = page("thirty-lines.md")
         shop.sql("CREATE TABLE payment (amount integer)")
         shop.names["then"] = lambda: None
 

@@ -21,7 +21,7 @@ from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
-from flask_idempotency.stores.redis.lock import MARKER_SECONDS, PAUSE_SECONDS, PROBE_AFTER_SECONDS
+from flask_idempotency.stores.redis.lock import PAUSE_SECONDS, PROBE_AFTER_SECONDS
 from flask_idempotency.web.settings import OPTIONS, SETTINGS, RunOptions, Settings
 from flask_idempotency.web.signals import Event
 from tests.docs.pages import ROOT
@@ -79,7 +79,6 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         statuses("not stored (500 and above,", ")"),
         STATUSES,
     ),
-    ("statuses not stored", "request.md", statuses("is not stored: 500", "\n2."), STATUSES),
     (
         "headers not stored",
         "http.md",
@@ -96,7 +95,7 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
     ),
     ("outcomes", "monitoring.md", after("`idempotency.outcome` | ", "\n", r"`(\w+)`"), set(OUTCOMES)),
     ("signals", "api.md", rows(r"^\.\. py:data:: ((?:operation|store)_\w+)"), SIGNALS),
-    ("states", "cli.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), set(STATES)),
+    ("states", "api.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), set(STATES)),
     *(
         (
             "options of run",
@@ -112,25 +111,18 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         for page in ("configuration.md",)
     ),
     ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a reply", r"[\d.]+"), {"0.05"}),
-    ("Redis' limit", "request.md", after("gives no reply within ", " seconds", r"[\d.]+"), {"0.05"}),
     *(
         ("the client's deadline", page, after(*words, r"\d+"), {str(IdempotentSession.deadline)})
         for page, *words in [
             ("clients.md", "The deadline, ", " seconds"),
-            ("callers.md", "name, deadline=", ")"),
-            ("callers.md", "retries = Infinity, deadline = ", "_000"),
-            ("callers.md", "((SECONDS + pause < ", "))"),
-            ("runbook.md", "Ours do for ", " seconds"),
+            ("../example/recipes/callers.md", "name, deadline=", ")"),
+            ("../example/recipes/callers.md", "retries = Infinity, deadline = ", "_000"),
+            ("../example/recipes/callers.md", "((SECONDS + pause < ", "))"),
+            ("runbook.md", "ours do for ", " seconds"),
             ("go-live.md", "`deadline` of our sessions | ", " s"),
         ]
     ),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
-    (
-        "the marker",
-        "request.md",
-        after("straight to the record, for ", " at most", r"\w+ \w+"),
-        {"ten minutes"},
-    ),
 ]
 
 
@@ -150,7 +142,7 @@ def test_the_public_face_is_as_small_as_it_was_decided():
 
 
 def test_the_words_of_the_table_are_these_numbers():
-    assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.05, 2, 600)
+    assert (TIMEOUT_SECONDS, PAUSE_SECONDS) == (0.05, 2)
     assert (PROBE_AFTER_SECONDS, DEFAULTS["TTL"]) == (1, 86400)
 
 

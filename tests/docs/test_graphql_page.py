@@ -1,4 +1,4 @@
-"""``docs/protect.md`` does what it says: its endpoints get queries, mutations, errors, batches."""
+"""``graphql.md`` does what it says: its endpoints get queries, mutations, errors, batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAY = "mutation ($amount: Int!) { pay(amount: $amount) { id amount } }"
 
 @pytest.fixture
 def shop(page) -> Page:
-    return page("protect.md", "graphql")
+    return page("graphql.md")
 
 
 class TestOneKeyForTheRequest:

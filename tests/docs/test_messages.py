@@ -1,4 +1,4 @@
-"""The table of messages of the page "Life of a request" is counted, not believed."""
+"""The table of messages of what it costs is counted, not believed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.docs.pages import ROOT
 class TestMessages:
     def test_its_numbers_are_those_of_the_servers(self, postgres, redis_server):
         assert postgres.controllable, "a given server does not show its log: unset DATABASE_URL"
-        text = (ROOT / "docs/request.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs/for-you.md").read_text(encoding="utf-8")
         table = text.partition("<!-- counted -->\n")[2].partition("\n\n")[0]
         rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
         shown = [(int(redis), int(hybrid), int(alone)) for _, redis, hybrid, alone in rows]

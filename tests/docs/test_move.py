@@ -1,4 +1,4 @@
-"""``docs/move.md`` does what it says: old code, new code, and back, with retries across."""
+"""``own-keys.md`` does what it says: old code, new code, and back, with retries across."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flask import Flask, Response, g, request
 from flask_idempotency import KeyMalformed, RequestInProgress, idempotent, operation_observed
 from flask_idempotency.core.keys import parse_key
 from tests.docs.how_to import Page
-from tests.docs.pages import ROOT, apps, blocks
+from tests.docs.pages import RECIPES, ROOT, apps, blocks
 from tests.killed import Killed
 
 
@@ -92,7 +92,7 @@ class OldCode:
 def shop(page, names, provider) -> Page:
     view = apps(ROOT / "docs/other-services.md")[""][0]  # it has charge_card and save_payment
     exec(compile(view.source, view.name, "exec"), names)  # noqa: S102
-    return page("move.md")
+    return page("own-keys.md")
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ class TestBefore:
         with shop.app.app_context(), shop.db.engine.begin() as connection:
             rows = [{"account_id": "alice", "key": key} for key in keys]
             connection.execute(sa.insert(shop.names["OldKey"]), rows)
-        [query] = blocks(ROOT / "docs/move.md", "postgres")
+        [query] = blocks(RECIPES / "own-keys.md", "postgres")
         assert {key for _, key in shop.sql(query.text.replace(":", "\\:"))} == set(
             filter(_refused, keys)
         )
@@ -154,7 +154,7 @@ class TestBefore:
     @pytest.mark.parametrize("key", ["order 17, try again", "größe"])
     def test_a_charge_under_such_a_key_ends(self, shop, before, provider, key):
         names, charge = shop.names, shop.names["create_charge"].__wrapped__.__wrapped__
-        text = (ROOT / "docs/move.md").read_text(encoding="utf-8")
+        text = (RECIPES / "own-keys.md").read_text(encoding="utf-8")
         taken = 'key=lambda: request.headers.get("Idempotency-Key")'
         assert f"`@idempotent({taken})`" in text
         options = eval(f"dict({taken}, atomic=False, on_interrupted='retry')", names)  # noqa: S307

@@ -15,26 +15,15 @@ from sqlalchemy import orm
 from flask_idempotency import Idempotency, idempotent
 from tests.docs.pages import ROOT, blocks
 
-OF_DB, OF_SESSION, NESTED = [
+OF_DB, OF_SESSION = [
     block.text for block in blocks(ROOT / "docs/testing.md", "python") if block.mark == "fragment"
-][-3:]
+][-2:]
 TABLES = "payment", "idempotency_record"
 
 
-def with_savepoints(fixture: str) -> str:
-    """The older recipe, which begins its savepoints again, in a fixture."""
-    before, _, after = fixture.partition("yield\n")
-    indent = before.rpartition("\n")[2]
-    kept = [line for line in before.splitlines() if "session.configure(join" not in line]
-    kept += [indent + line for line in NESTED.splitlines()]
-    code = "\n".join(kept).replace(', join_transaction_mode="create_savepoint"', "")
-    return f"{code}\n{indent}yield\n{after}"
-
-
-@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_fixture_rolls_a_request_and_its_record_back(postgres, plain, nested):
-    app, url = Flask(__name__), postgres.database(f"fixture_{plain}_{nested}".lower())
+def test_a_fixture_rolls_a_request_and_its_record_back(postgres, plain):
+    app, url = Flask(__name__), postgres.database(f"fixture_{plain}".lower())
     app.testing = True
     if plain:
         engine, base = sa.create_engine(url), orm.declarative_base()
@@ -65,7 +54,7 @@ def test_a_fixture_rolls_a_request_and_its_record_back(postgres, plain, nested):
     names = {"pytest": SimpleNamespace(fixture=lambda **_: contextmanager), "sa": sa, "db": db}
     names |= {"session": db.session, "engine": engine}
     code = OF_SESSION if plain else OF_DB
-    exec(with_savepoints(code) if nested else code, names)  # noqa: S102
+    exec(code, names)  # noqa: S102
     rolled_back: Any = names["rolled_back"]
     for _test in range(2):
         with rolled_back() if plain else rolled_back(app):

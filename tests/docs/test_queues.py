@@ -1,4 +1,4 @@
-"""Queues in ``docs/other-services.md``: tasks come again, functions are called after the commit."""
+"""Queues in ``docs/queues.md``: tasks come again, functions are called after the commit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 
 class TestQueues:
-    PAGE = ROOT / "docs/other-services.md"
+    PAGE = ROOT / "docs/queues.md"
 
     @pytest.fixture
     def modules(self, tmp_path, monkeypatch, postgres, redis_server) -> Iterator[Callable[[str], Any]]:
@@ -176,7 +176,7 @@ class TestQueues:
         assert self.invoices(shop) == 1
 
     def test_a_function_after_the_commit_is_not_called_for_a_replay(self, page):
-        shop = page("other-services.md", "queues")
+        shop = page("queues.md", "queues")
         for _ in range(2):
             assert shop.post("/orders").status_code == 201
         assert shop.names["sent"] == [("alice", 7)]
@@ -186,7 +186,7 @@ class TestQueues:
         [("rolled back", 0), ("kept failure", 0), ("step", 1), ("step in an earlier attempt", 0)],
     )
     def test_the_table_of_calls(self, page, what, calls):
-        shop, called = page("other-services.md", "queues"), []
+        shop, called = page("queues.md", "queues"), []
 
         @shop.app.post("/table")
         @idempotent(atomic=what == "rolled back")
@@ -205,7 +205,7 @@ class TestQueues:
         assert len(called) == calls
 
     def test_the_table_of_calls_where_the_view_goes_on(self, page):
-        shop, called = page("other-services.md", "queues"), []
+        shop, called = page("queues.md", "queues"), []
 
         @shop.app.post("/failed-step")
         @idempotent(atomic=False)
@@ -226,13 +226,13 @@ class TestQueues:
         assert called == ["view"]
 
     def test_an_error_after_the_commit_changes_nothing(self, page, caplog):
-        shop = page("other-services.md", "queues")
+        shop = page("queues.md", "queues")
         shop.names["enqueue"] = lambda *_: 1 / 0
         assert shop.post("/orders").status_code == 201
         assert "ZeroDivisionError" in caplog.text
 
     def test_the_outbox_sends_at_once_and_what_was_left(self, page):
-        shop = page("other-services.md", "queues")
+        shop = page("queues.md", "queues")
         for key in "ab":
             assert shop.post("/purchases", key=key).status_code == 201
         assert shop.names["sent"] == [("alice", 1), ("alice", 2)]

@@ -25,7 +25,7 @@ from tests.killed import Killed
 from tests.waiting import PATIENCE_SECONDS
 
 PAGE = ROOT / "docs/runbook.md"
-SECTIONS = re.findall(r"(?m)^\(([a-z-]+)\)=$", PAGE.read_text(encoding="utf-8"))
+SECTIONS = re.findall(r"(?m)^\(([a-z-]+)\)=\n## ", PAGE.read_text(encoding="utf-8"))
 
 
 class Shop:
@@ -198,7 +198,7 @@ def shop(postgres: Any, redis_server: Any, caplog: pytest.LogCaptureFixture) -> 
 
 def blocks_of(section: str) -> list[Block]:
     """The blocks between a section's label and the next heading."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8") + "\n## "
     first = text.index("## ", text.index(f"({section})="))
     begin, end = (text.count("\n", 0, place) for place in (first, text.index("\n## ", first)))
     return [block for block in blocks(PAGE, "text", "console") if begin < block.line < end]

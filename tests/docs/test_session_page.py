@@ -75,12 +75,6 @@ class TestSessionPage:
         assert [shop.post("/shipments").status_code for _ in range(2)] == [201, 201]
         assert shop.sql("SELECT text FROM note") == [("order created",)]
 
-    def test_a_helper_with_a_context_of_its_own_joins(self, shop):
-        shop.sql("INSERT INTO counter (value) VALUES (41)")
-        assert [shop.post("/invoices").json for _ in range(2)] == [{"number": 42}] * 2
-        assert shop.sql("SELECT value FROM counter") == [(42,)]
-        assert shop.count("note") == 1
-
     def test_reads_outside_of_operations_go_to_the_replica(self, make_world, postgres):
         names: dict[str, Any] = {}
         [code] = [each for each in blocks(ROOT / "docs/session.md", "python") if "routing" in each.mark]

@@ -1,4 +1,4 @@
-"""``docs/agents.md`` does what it says: its tools are called by JSON-RPC, and by a loop."""
+"""``agent-tools.md`` does what it says: its tools are called by JSON-RPC, and by a loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.docs.how_to import Page
 class TestToolCalls:
     @pytest.fixture
     def shop(self, page) -> Page:
-        return page("agents.md")
+        return page("agent-tools.md")
 
     def call(self, shop, name, call_id=None, _numbers=itertools.count(), **arguments: Any) -> Any:  # noqa: B008
         """What a tool says, and whether it is an error; each request has another identifier."""

@@ -22,28 +22,36 @@ PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_flask
 class TestTutorials:
     """A tutorial is typed, command by command, into a shell in an empty folder."""
 
-    def test_the_responses_of_the_first_are_the_real_ones(self, postgres, redis_server, tmp_path):
-        self.type_page("tutorial", tmp_path, postgres.database("docs_tutorial"), redis_server.url)
+    def test_the_responses_of_the_first_are_the_real_ones(self, tmp_path):
+        self.type_page("tutorial", tmp_path)
+
+    def test_and_they_are_the_same_on_servers(self, postgres, redis_server, tmp_path):
+        settings = {
+            "FLASK_SQLALCHEMY_DATABASE_URI": postgres.database("docs_tutorial"),
+            "FLASK_IDEMPOTENCY_STORE": "hybrid",
+            "FLASK_IDEMPOTENCY_REDIS_URL": redis_server.url,
+        }
+        self.type_page("tutorial", tmp_path, **settings)
 
     def test_and_those_of_the_one_about_testing(self, tmp_path):
-        self.type_page("testing", tmp_path, "", "", **PLUGIN)
+        self.type_page("testing", tmp_path, **PLUGIN)
 
-    def type_page(self, page, folder, database_url, redis_url, **environment):
+    def type_page(self, page, folder, **environment):
         port = str(servers.free_port())
-        shell = Shell(folder, database_url, redis_url, port=port, **environment)
+        shell = Shell(folder, port=port, **environment)
         path = ROOT / f"docs/{page}.md"
         try:
             for block in blocks(path, "python", "bash", "console"):
                 kind, _, name = block.mark.partition(": ")
-                text = block.text.replace(":5000", f":{port}")
+                text = block.text.replace(":5001", f":{port}")
                 if kind == "file":
                     (folder / name).write_text(text, encoding="utf-8")
                 elif kind == "append":
                     with (folder / name).open("a", encoding="utf-8") as file:
                         file.write("\n\n" + text)
                 elif kind == "server":
-                    shell.serve(text.replace("5000", port))
-                elif kind != "not run":
+                    shell.serve(text.replace("5001", port))
+                elif kind != "not run" and (kind != "on servers" or environment):
                     for command, shown in commands(text):
                         answer = shell.type(command)
                         assert looks_like(answer, shown), (
@@ -61,15 +69,11 @@ class Shell:
 
     INHERITED = "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR"
 
-    def __init__(
-        self, folder: Path, database_url: str, redis_url: str, *, port: str, **environment: str
-    ) -> None:
+    def __init__(self, folder: Path, *, port: str, **environment: str) -> None:
         self._folder, self._port = folder, int(port)
         with_curl = curl.path_with(curl.kinds()[0], folder)
         self._environment = {
             **{name: os.environ[name] for name in self.INHERITED if name in os.environ},
-            "DATABASE_URL": database_url,
-            "REDIS_URL": redis_url,
             "PYTHONPATH": str(ROOT),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{with_curl}",
             "no_proxy": "*",

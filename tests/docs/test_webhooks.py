@@ -1,4 +1,4 @@
-"""``docs/other-services.md`` does what it says: its events are delivered, more than once."""
+"""``docs/queues.md`` does what it says: its events are delivered, more than once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.docs.how_to import Page
 class TestWebhooks:
     @pytest.fixture
     def shop(self, page) -> Page:
-        return page("other-services.md", "webhooks")
+        return page("queues.md", "webhooks")
 
     def send(self, shop, path, event, secret=b"from the provider's dashboard"):
         body = json.dumps(event).encode()

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from flask_idempotency.core import engine, machine
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.core.machine import Comparison, Next, Situation
+from flask_idempotency.core.machine import Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.rows import claim_values
@@ -175,12 +175,12 @@ def lock_believed_forever(_app: Flask) -> None:
 
 def fingerprint_on_one_path(_app: Flask) -> None:
     """A claim is checked, a replay is not."""
-    machine.NEXT[Situation.COMPLETED, Comparison.OTHER] = Next.REPLAY
+    machine.NEXT[Situation.COMPLETED] = (Next.REPLAY, Next.REPLAY)
 
 
 def fingerprint_not_in_progress(_app: Flask) -> None:
     """A replay is checked, a take-over is not."""
-    machine.NEXT[Situation.IN_PROGRESS, Comparison.OTHER] = Next.TAKE_OVER
+    machine.NEXT[Situation.IN_PROGRESS] = (Next.TAKE_OVER, Next.TAKE_OVER)
 
 
 def never_taken_over(_app: Flask) -> None:

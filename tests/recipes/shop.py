@@ -171,10 +171,10 @@ def forms() -> Flask:
     """The code of the page, and its form at ``/form``."""
     app, db, idempotency = shop()
     names = {"app": app, "db": db, "idempotency": idempotency, "idempotent": idempotent}
-    page = ROOT / "docs/forms.md"
-    for block in blocks(page, "python"):
+    page, recipes = ROOT / "docs/forms.md", ROOT / "example/recipes/form-pages.md"
+    for block in [*blocks(page, "python"), *blocks(recipes, "python")]:
         if not block.mark:
-            exec(compile(block.source, str(page), "exec"), names)  # noqa: S102
+            exec(compile(block.source, block.name, "exec"), names)  # noqa: S102
     form, order_form = [block.text for block in blocks(page, "html")]
     app.add_url_rule("/form", "form", lambda: render_template_string(form))
     app.add_url_rule("/order-form", "order_form", lambda: render_template_string(order_form))

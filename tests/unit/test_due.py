@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = "docs/works-with.md"
+PAGE = "bench/figures/works-with.md"
 DRIVER = "flask_idempotency/drivers/psycopg.py"
 ROW = "| 2026-11-24 | 3.11.7 |\n"
 ENVIRONMENT = {

@@ -1,4 +1,4 @@
-"""What `make lowest`, `newest`, `platforms` and `test-ecosystem` note in `docs/works-with.md`."""
+"""What `make lowest`, `newest`, `platforms` and `test-ecosystem` note in `works-with.md`."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.of_tests
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ".ci/works_with.py"
-PAGE = "docs/works-with.md"
+PAGE = "bench/figures/works-with.md"
 TESTS = """
 def test_it():
     pass

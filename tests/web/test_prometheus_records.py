@@ -110,14 +110,6 @@ def test_what_waits_for_a_purge_is_counted_and_has_an_age(world, add_view, value
     assert value("oldest_expired_seconds") == math.inf
 
 
-def test_what_the_purge_has_deleted_is_counted(world, add_view, value):
-    add_view(world)
-    world.post()
-    world.sql("delete from idempotency_record")
-    world.sql("select pg_stat_force_next_flush()")
-    assert value("records_inserted_total") >= value("records_deleted_total") >= 1
-
-
 def test_the_store_is_asked_no_more_often_than_every_ten_seconds(world, add_view, registry, clock):
     add_view(world)
 
@@ -227,7 +219,6 @@ def test_the_records_in_redis_are_counted(make_world, redis_server, add_view):
     registry.register(RecordsCollector(world.app))
     labels = {"operation": "pay", "state": "completed"}
     assert registry.get_sample_value("idempotency_records", labels) == 1
-    assert registry.get_sample_value("idempotency_records_deleted_total") is None
 
 
 def test_a_collector_before_init_app_is_refused():

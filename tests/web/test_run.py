@@ -288,8 +288,9 @@ class TestAfterCommit:
             for _ in range(2):
                 with pytest.raises(LookupError):
                     current_operation.step("pay", step, True, atomic=atomic)
-            with pytest.raises(StepError):
-                current_operation.step("pay", step, False, object(), atomic=atomic)
+            if atomic:  # otherwise it has run, and is never called again
+                with pytest.raises(StepError):
+                    current_operation.step("pay", step, False, object(), atomic=True)
             current_operation.step("pay", step, False, atomic=atomic)
             world.idempotency.after_commit(seen.append, "after")
             return {}, 201

@@ -21,7 +21,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
-from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of
+from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, checked_out, give_back, raw_of
 from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
 from flask_idempotency.session.transaction import NOT_OURS as ENDED_PAST_US
 from flask_idempotency.stores.admin import original
@@ -114,11 +114,10 @@ class PostgresHold:
         """
         values = {**claim_values(claim), **more}
 
-        def use(connected: Callable[[], object]) -> Any:
+        def use() -> Any:
             engine, found, raw, held = messages.engine, None, None, None
-            pooled = engine.raw_connection()
+            pooled = checked_out(engine)
             try:
-                connected()
                 if LASTING.intersection(engine.get_execution_options()):
                     held = Connection(engine, pooled)  # SQLAlchemy sets them here, before BEGIN
                 raw = raw_of(pooled, engine.dialect)

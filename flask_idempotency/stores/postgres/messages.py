@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -96,26 +97,24 @@ class Messages:
     def send(self, template: str, values: Values = None) -> tuple[list[tuple[Any, ...]], int]:
         """Send a message; the last statement's rows, and how many it changed."""
 
-        def ask(connected: Callable[[], object]) -> tuple[list[tuple[Any, ...]], int]:
+        def ask() -> tuple[list[tuple[Any, ...]], int]:
             text = self.prepared(self._first + template)
-            with self.borrowed(connected) as raw:
+            with self.borrowed() as raw:
                 answer = raw.send(text, values)
                 return answer.fetchall(), answer.rowcount
 
         return self.twice(ask)
 
-    def twice(self, use: Callable[[Callable[[], object]], T]) -> T:
+    def twice(self, use: Callable[[], T]) -> T:
         """Call ``use``, a second time if the pooled connection turned out to be unusable.
 
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
-        sent twice: a claim that did get through the first time carries our token. ``use`` calls what it
-        is given once it has a connection: a connect that failed is not repeated, as it would take its
-        whole time-out again where the host is silent.
+        sent twice: a claim that did get through the first time carries our token. A connect that failed
+        is not repeated, as it would take its whole time-out again where the host is silent.
         """
         for another_try in (True, False):
-            reached: list[bool] = []
             try:
-                return use(lambda: reached.append(True))  # noqa: B023 -- called at once
+                return use()
             except (self.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
                 code = sqlstate(driver_error)
@@ -127,16 +126,15 @@ class Messages:
                 # others are dead too. Those in use are not touched. One to a standby would never die
                 # by itself.
                 self.engine.dispose()
-                if not another_try or not reached:
+                if not another_try:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
-    def borrowed(self, connected: Callable[[], object]) -> Any:
+    def borrowed(self) -> AbstractContextManager[RawConnection]:
         """A connection out of the pool, for messages of ours."""
         if self._first:
             reach(self.engine)
-        found = borrowed(self.engine)
-        return _Reached(found, connected)
+        return borrowed(self.engine)
 
     def prepared(self, template: str, level: str = "") -> str:
         """The statement for these tables and, where it begins a transaction, this ``level``."""
@@ -169,9 +167,7 @@ class Messages:
             self._facts = self.own.facts()
         if self._facts is None:
             table = self.engine.dialect.identifier_preparer.format_table(self.table)
-            if self._first:
-                reach(self.engine)
-            with borrowed(self.engine) as raw:
+            with self.borrowed() as raw:
                 row = raw.send(statements.FACTS, {"table": table}).fetchall()[0]
                 role, schema, deferred, reads_may_write, synchronous, watching = row
                 begins = statements.SYNCHRONOUS if synchronous == "off" else ""
@@ -179,21 +175,6 @@ class Messages:
                     begins += statements.WATCH
             self._facts = Facts(begins, role, schema, deferred, reads_may_write)
         return self._facts
-
-
-class _Reached:
-    """A context that says when it has begun."""
-
-    def __init__(self, context: Any, connected: Callable[[], object]) -> None:
-        self._context, self._connected = context, connected
-
-    def __enter__(self) -> RawConnection:
-        raw: RawConnection = self._context.__enter__()
-        self._connected()
-        return raw
-
-    def __exit__(self, *error: object) -> Any:
-        return self._context.__exit__(*error)
 
 
 def _can_watch(raw: RawConnection) -> bool:

@@ -44,6 +44,7 @@ SQL = Statements(
         text="""coalesce(replace(
          to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
         digits="encode(substring(key for 8), 'hex')",
+        result="step.value->>'result'",
         with_step="""(coalesce(steps::jsonb, jsonb_build_object())
          || jsonb_build_object(%(step)s::text, jsonb_build_object('attempt', %(attempt)s::int,
               'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),

@@ -19,6 +19,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.records import SEALED
 from flask_idempotency.core.rows import finite
 from flask_idempotency.stores.admin import (
     USUAL,
@@ -178,11 +179,21 @@ class RedisAdmin:
         found = list(islice(self._keys(start), 2))
         return found[0] if len(found) == 1 else None
 
-    def outermost(self) -> list[bytes]:
-        """Return the keys of the youngest and the oldest of some thousand records."""
-        some = list(islice(self._seen(), AT_ONCE))
-        some.sort(key=lambda seen: str(seen[1].created))
-        return [key for key, *_ in some[:1] + some[-1:]]
+    def sealings(self) -> Counter[bytes | None]:
+        """Count what is encrypted, by the key, and what is not."""
+        found = Counter[bytes | None]()
+        for key, *_ in self._seen():
+            record = self._records.look(key)
+            response = None if record is None else record.response
+            stored = [step.result for step in self.steps(key)]
+            if response is not None and response.is_sealed():
+                stored.append(response.body)
+            elif response is not None:
+                found[None] += 1
+            for each in stored:
+                if each is not None:
+                    found[each[:9] if each.startswith(SEALED) else None] += 1
+        return found
 
     def audit(self, start: bytes) -> list[AuditEntry]:
         """Return what operators did: an expired record has been deleted with its own."""

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from flask import g
 
 import servers
-from flask_idempotency import idempotent
+from flask_idempotency import current_operation, idempotent
 from flask_idempotency.web.routes import app_state
 from tests.integration.commands.running import build, findings, not_ok, once, runner
+from tests.killed import Killed
 from tests.sessions import factory_of
 from tests.stores import BOTH
 
@@ -231,7 +232,10 @@ def test_check_fails_for_a_lost_key_and_for_responses_from_before_there_were_key
     after = make_world(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_ENCRYPTION_KEYS=[b"k" * 32])
     result = runner(after.app)("check")
     assert not_ok(result) == {"encryption": "FAILED"}
-    assert "sealed under a key that is not in IDEMPOTENCY_ENCRYPTION_KEYS" in result.output
+    assert (
+        "1 responses or steps are encrypted under a key that this process does not have"
+        in result.output
+    )
     before.sql("update idempotency_record set headers = '[]', body = ''")
     result = runner(before.app)("check")
     assert not_ok(result) == {"encryption": "FAILED"}
@@ -239,8 +243,8 @@ def test_check_fails_for_a_lost_key_and_for_responses_from_before_there_were_key
 
 
 @pytest.mark.parametrize("store", ["postgres"])
-def test_check_opens_the_live_response_that_expires_next(make_world):
-    """A key that was taken away too early is missed by old records, not by the newest."""
+def test_check_counts_by_key_what_has_not_expired(make_world):
+    """Whoever takes a key away must know whether anything is left under it."""
     old, new = bytes(32), b"k" * 32
     before = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[old])
     uri = before.app.config["SQLALCHEMY_DATABASE_URI"]
@@ -251,7 +255,7 @@ def test_check_opens_the_live_response_that_expires_next(make_world):
     assert after.post(key="new").status_code == 201
     assert not_ok(runner(after.app)("check")) == {"encryption": "FAILED"}
     both = make_world(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_ENCRYPTION_KEYS=[new, old])
-    assert not not_ok(runner(both.app)("check"))
+    assert "under each key, newest first: 1, 1 (" in runner(both.app)("check").output
     # What has expired, or has no response, hides no other.
     before.sql(
         "insert into idempotency_record (key, expires_at, created_at, attempt, fingerprint_version,"
@@ -267,6 +271,25 @@ def test_check_opens_the_live_response_that_expires_next(make_world):
     after.sql("delete from idempotency_record where key = 'x'")
     after.sql("update idempotency_record set expires_at = created_at")
     assert not not_ok(runner(before.app)("check"))  # no retry needs what has expired, before any purge
+
+
+@pytest.mark.parametrize("store", ["postgres"])
+def test_a_key_is_needed_for_a_finished_step_too(make_world):
+    old, new = bytes(32), b"k" * 32
+    before = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[old])
+    uri = before.app.config["SQLALCHEMY_DATABASE_URI"]
+
+    def pay():
+        current_operation.step("charge", lambda: 17)
+        raise Killed
+
+    before.app.post("/payments", endpoint="pay")(idempotent(atomic=False)(pay))
+    with pytest.raises(Killed):
+        before.post()
+    after = make_world(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_ENCRYPTION_KEYS=[new])
+    assert not_ok(runner(after.app)("check")) == {"encryption": "FAILED"}
+    both = make_world(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_ENCRYPTION_KEYS=[new, old])
+    assert "newest first: 0, 1 (" in runner(both.app)("check").output
 
 
 @pytest.mark.parametrize("store", ["postgres"])

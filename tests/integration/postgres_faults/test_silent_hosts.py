@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from flask import Flask
 
 import servers
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import RECIPES, ROOT, blocks
 from tests.drivers import EACH, PSYCOPG2
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.waiting import wait_until
@@ -25,7 +25,8 @@ SLACK_SECONDS = 4.0
 
 
 def code_of_the_page(name: str) -> str:
-    [code] = [block.source for block in blocks(PAGE, "python") if name in block.text]
+    on_both = [*blocks(PAGE, "python"), *blocks(RECIPES / "silent-server.md", "python")]
+    [code] = [block.source for block in on_both if name in block.text]
     return code
 
 
