@@ -146,6 +146,7 @@ class OperationTransaction:
     _last: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self._options = self.connection.engine.get_execution_options()
         self.raw.operation = ref(self)
         _open[id(self.connection)] = self.raw.operation
         self.over = None
@@ -341,7 +342,8 @@ class OperationTransaction:
         return self.again is not None or self._is_used()
 
     def _is_used(self) -> bool:
-        return self.is_failed() or any(each.did for each in self._savepoints)
+        has_chosen = self.connection.get_execution_options() != self._options
+        return has_chosen or self.is_failed() or any(each.did for each in self._savepoints)
 
     def is_failed(self) -> bool:
         """Return True if a statement has failed and nobody has rolled back, as far as one can tell."""

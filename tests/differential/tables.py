@@ -80,6 +80,10 @@ TRANSLATED = do("translate the schema"), do("insert", "a")
 equal("a translated schema until the commit", *TRANSLATED, COMMIT, do("insert", "b"), COMMIT)
 equal("a translated schema until the rollback", *TRANSLATED, ROLLBACK, do("insert", "b"), COMMIT)
 
+REFUSED["a translated schema from before the view, and a session of its own reads"] = Program(
+    view=(do("in a session of its own", SHOW), do("insert", "a"), COMMIT), before=TRANSLATED[:1]
+)
+
 # Tables, cursors, channels, statements and locks of the connection
 
 make, fill = do("make a temporary table", "for good"), do("fill the temporary table")
