@@ -66,7 +66,7 @@ class Shops:
     @contextmanager
     def _in_flight(self, client: FlaskClient, key: str) -> Iterator[None]:
         """A first request is inside its view meanwhile, and its lock in Redis is young."""
-        from flask_idempotency.stores.redis import lock  # not before the package's import is measured
+        from flask_idempotency.stores import lock  # not before the package's import is measured
 
         times = {"PROBE_AFTER_SECONDS": YOUNG_SECONDS, "LOCK_SECONDS": 2 * YOUNG_SECONDS}
         self._arrived.clear()

@@ -28,11 +28,10 @@ from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import own_pool
+from flask_idempotency.stores.lock import RedisLock, client_from_url
 from flask_idempotency.stores.postgres.in_test import RecordsInTest
 from flask_idempotency.stores.postgres.store import PostgresRecords
-from flask_idempotency.stores.redis.client import client_from_url
-from flask_idempotency.stores.redis.lock import RedisLock
-from flask_idempotency.stores.redis.store import RedisRecords
+from flask_idempotency.stores.redis import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite import SqliteRecords
 from flask_idempotency.stores.table import define_table
@@ -285,17 +284,16 @@ def _compose(
     metadata = sessions.metadata_of(key)
     there = metadata if settings.has_table else MetaData(info=metadata.info)
     table = define_table(there, settings.table)
-    make_client: Callable[[], Any] = lambda: client  # noqa: E731
     if client is None and settings.redis_url:
-        make_client = client_from_url(settings.redis_url)
+        client = client_from_url(settings.redis_url)
     prefix = redis_prefix(settings, database)
     lock: Lock = Lock()
     if settings.store == "hybrid":
         tell = lambda error: send(store_failed, app, Event("", error=error))  # noqa: E731
-        lock = RedisLock(make_client, prefix, on_failure=tell)
+        lock = RedisLock(client, prefix, on_failure=tell)
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Sealer()
-    records: Records = RedisRecords(make_client, prefix)
+    records: Records = RedisRecords(client, prefix)
     if settings.has_table:
         kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
         records = kind(database, table)

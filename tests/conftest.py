@@ -229,7 +229,7 @@ class World:
 @pytest.fixture
 def probing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock in Redis is never young: a duplicate asks the records at once whether its owner lives."""
-    monkeypatch.setattr("flask_idempotency.stores.redis.lock.PROBE_AFTER_SECONDS", 0)
+    monkeypatch.setattr("flask_idempotency.stores.lock.PROBE_AFTER_SECONDS", 0)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Hold, Records, Transaction
 from flask_idempotency.core.records import Claim, State, StoredResponse
+from flask_idempotency.core.rows import steps_of
 
 Time = datetime | str
 Stored = bytes  # by another name: `bytes` is that of a field below
@@ -328,6 +329,15 @@ def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tupl
     finally:
         with suppress(StoreUnavailable):
             forget(claim)
+
+
+def step_lines(text: str | None) -> list[StepLine]:
+    """The finished steps of a stored text of them, the earliest first. Raises ``RecordBroken``."""
+    found = [
+        StepLine(name, step.attempt, len(step.result or b""), read_time(step.at), step.result)
+        for name, step in steps_of(text).items()
+    ]
+    return sorted(found, key=lambda step: str(step.finished))
 
 
 def read_audit(text: str | bytes | None) -> list[AuditEntry]:

@@ -28,7 +28,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
-from flask_idempotency.core.rows import SEALED_TEXT, response_values, steps_of
+from flask_idempotency.core.rows import SEALED_TEXT, response_values
 
 from .admin import (
     ADD,
@@ -51,6 +51,7 @@ from .admin import (
     read_time,
     reason,
     remedy_of,
+    step_lines,
     trying,
 )
 from .postgres import statements
@@ -128,11 +129,7 @@ class SqlAdmin:
     def steps(self, start: bytes) -> list[StepLine]:
         """Return the finished steps."""
         rows = self._fetch(self._sql.notes, **_between(start))
-        found = [
-            StepLine(name, step.attempt, len(step.result or b""), read_time(step.at), step.result)
-            for name, step in steps_of(rows[0][0] if rows else None).items()
-        ]
-        return sorted(found, key=lambda step: str(step.finished))
+        return step_lines(rows[0][0] if rows else None)
 
     def key(self, start: bytes) -> bytes | None:
         """Return the whole key."""

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from flask import Flask
 from sqlalchemy import Column, DateTime, Table, func, select, update
 
+from flask_idempotency.stores.redis import Stored
 from flask_idempotency.web.routes import AppState, app_state
 
 _TIMES_IN_REDIS = "created", "completed", "lease", "released"
-
-_AGE = f"""
-for _, name in ipairs({{{str(_TIMES_IN_REDIS)[1:-1]}}}) do
-  local time = redis.call('HGET', KEYS[1], name)
-  if time then redis.call('HSET', KEYS[1], name, time - ARGV[1]) end
-end
-local left = redis.call('PTTL', KEYS[1])
-if left >= 0 then redis.call('PEXPIRE', KEYS[1], left - ARGV[1]) end
-"""
 
 
 def age(app: Flask, seconds: float | timedelta) -> None:
@@ -32,15 +25,22 @@ def age(app: Flask, seconds: float | timedelta) -> None:
     state = app_state(app)
     passed = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
     if state.settings.store == "redis":
-        _age_in_redis(state.records, passed)
+        _age_in_redis(state.records, passed.total_seconds())
     else:
         _age_in_tables(state, passed)
 
 
-def _age_in_redis(records: Any, passed: timedelta) -> None:
-    client = records.connected()
-    for name in list(client.scan_iter(match=f"{records.prefix}*")):
-        client.eval(_AGE, 1, name, round(passed / timedelta(milliseconds=1)))
+def _age_in_redis(records: Any, passed: float) -> None:
+    def older(seen: Stored) -> Stored | None:
+        times = {
+            name: seen.fields[name] for name in _TIMES_IN_REDIS if seen.fields.get(name) is not None
+        }
+        fields = seen.fields | {name: time - passed for name, time in times.items()}
+        left = None if seen.left is None else seen.left - passed
+        return replace(seen, fields=fields, left=left) if seen.fields else None
+
+    for name in list(records.client.scan_iter(match=f"{records.prefix}*")):
+        records.change(bytes.fromhex(str(name, "ascii")[len(records.prefix) :]), older)
 
 
 def _age_in_tables(state: AppState, passed: timedelta) -> None:

@@ -11,7 +11,7 @@ import signal
 import sys
 
 from flask_idempotency import current_operation
-from flask_idempotency.stores.redis import lock
+from flask_idempotency.stores import lock
 from tests.contract.test_requests import Shop
 
 

@@ -10,7 +10,7 @@ from redis import Redis
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.redis.lock import (
+from flask_idempotency.stores.lock import (
     LOCK_SECONDS,
     MARKER_SECONDS,
     PROBE_AFTER_SECONDS,
@@ -39,7 +39,7 @@ def client(request):
 @pytest.fixture
 def lock(client):
     failures = []
-    yield RedisLock(lambda: client, "shop:", on_failure=failures.append)
+    yield RedisLock(client, "shop:", on_failure=failures.append)
     assert failures == []
 
 
@@ -139,11 +139,11 @@ def test_whatever_stands_there_gives_nobody_the_lock(lock, client, value):
 
 
 def test_each_failure_is_told_and_a_line_says_when_they_began_and_ended(monkeypatch, caplog):
-    monkeypatch.setattr("flask_idempotency.stores.redis.lock.PAUSE_SECONDS", 0)  # each request probes
+    monkeypatch.setattr("flask_idempotency.stores.lock.PAUSE_SECONDS", 0)  # each request probes
     caplog.set_level(logging.INFO, "flask_idempotency")
     server, told = fakeredis.FakeServer(), []
     lock = RedisLock(
-        lambda: fakeredis.FakeRedis(server=server),
+        fakeredis.FakeRedis(server=server),
         "shop:",
         on_failure=lambda _error: told.append("failed"),
     )

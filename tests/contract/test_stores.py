@@ -7,7 +7,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
-from flask_idempotency.stores.redis.store import RedisRecords
+from flask_idempotency.stores.redis import RedisRecords
 from tests.contract.suite import StoreContract
 from tests.drivers import EACH
 from tests.stores import prefix_of
@@ -69,7 +69,7 @@ class TestRedisWithAClientOfOnesOwn(StoreContract):
     @pytest.fixture(params=[{"decode_responses": True}, {"protocol": 3}])
     def records(self, request, tmp_path, redis_server):
         with redis.Redis.from_url(redis_server.url, **request.param) as client:
-            yield RedisRecords(lambda: client, f"{tmp_path.name}:")
+            yield RedisRecords(client, f"{tmp_path.name}:")
 
 
 class TestRedisOnFakeredis(StoreContract):
@@ -79,7 +79,7 @@ class TestRedisOnFakeredis(StoreContract):
     def records(self):
         client = fakeredis.FakeRedis()
         client.ping()  # threads that are the first to ask make a database each
-        return RedisRecords(lambda: client, "fake:")
+        return RedisRecords(client, "fake:")
 
 
 @EACH

@@ -20,8 +20,7 @@ from flask_idempotency.client import IdempotentSession
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
-from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
-from flask_idempotency.stores.redis.lock import PAUSE_SECONDS, PROBE_AFTER_SECONDS
+from flask_idempotency.stores.lock import PAUSE_SECONDS, PROBE_AFTER_SECONDS, TIMEOUT_SECONDS
 from flask_idempotency.web.settings import OPTIONS, SETTINGS, RunOptions, Settings
 from flask_idempotency.web.signals import Event
 from tests.docs.pages import ROOT

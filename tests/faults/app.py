@@ -31,7 +31,7 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.core.errors import LeaseLost, Problem
-from flask_idempotency.stores.redis import lock
+from flask_idempotency.stores import lock
 from flask_idempotency.stores.table import define_table
 from flask_idempotency.web import purging
 from flask_idempotency.web.routes import app_state

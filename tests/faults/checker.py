@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from flask_idempotency.stores.redis.lock import PAUSE_SECONDS
+from flask_idempotency.stores.lock import PAUSE_SECONDS
 from tests.faults.history import Death, History, Name, Request, Run
 from tests.faults.nemesis import CRASH, EMPTIES, KILL, PAUSE
 from tests.faults.truth import Kept, Row, Truth

@@ -22,12 +22,12 @@ from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.session.joining import JoiningSession
 from flask_idempotency.session.transaction import FIRST
+from flask_idempotency.stores import lock as redis
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.store import PostgresRecords
-from flask_idempotency.stores.redis import lock as redis
 from flask_idempotency.web import attempt
 
 
@@ -168,9 +168,7 @@ def claim_not_committed(_app: Flask) -> None:
 
 def lock_believed_forever(_app: Flask) -> None:
     """A lock in Redis, however old: surely its owner lives."""
-    kinds = Glance.MINE, Glance.BUSY, Glance.ASK
-    redis.LOCK_SECONDS = 3600.0
-    redis.RedisLock._glance = lambda _self, reply: kinds[int(reply[0])]  # type: ignore[method-assign]
+    redis.LOCK_SECONDS = redis.PROBE_AFTER_SECONDS = 3600.0
 
 
 def fingerprint_on_one_path(_app: Flask) -> None:

@@ -28,20 +28,20 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 776,
+        "first, hybrid": 863,
         "first, postgres": 578,
-        "replay, hybrid": 578,
+        "replay, hybrid": 633,
         "replay, postgres": 467,
-        "duplicate, hybrid": 466,
+        "duplicate, hybrid": 516,
         "unprotected bare view": 49,
         "unprotected empty view": 39,
     },
     "psycopg": {
-        "first, hybrid": 876,
+        "first, hybrid": 942,
         "first, postgres": 723,
-        "replay, hybrid": 624,
+        "replay, hybrid": 673,
         "replay, postgres": 513,
-        "duplicate, hybrid": 466,
+        "duplicate, hybrid": 516,
         "unprotected bare view": 49,
         "unprotected empty view": 39,
     },

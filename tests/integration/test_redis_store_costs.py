@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,16 +12,15 @@ import redis
 
 import servers
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.stores.redis.store import RedisRecords
+from flask_idempotency.stores.redis import RedisRecords
 from tests.contract.claims import a_claim, again, stored_record
 from tests.waiting import wait_until
 
-BIG = b"x" * 1_000_000
 ANSWER = StoredResponse(201, (("Content-Type", "text/plain"),), b"paid")
 
 
 class CountingConnection(redis.Connection):
-    """Counts what is sent at once: each waits for its reply."""
+    """Counts what is sent at once."""
 
     sent = 0
 
@@ -39,7 +40,7 @@ def client(redis_server):
 
 @pytest.fixture
 def records(client, tmp_path):
-    return RedisRecords(lambda: client, f"{tmp_path.name}:")
+    return RedisRecords(client, f"{tmp_path.name}:")
 
 
 @contextlib.contextmanager
@@ -53,34 +54,37 @@ def cost(client):
     measured["bytes"] += client.info("stats")["total_net_output_bytes"] - 2 * own
 
 
-def test_a_replay_does_not_fetch_the_steps(client, records):
+def test_a_step_is_one_look_and_one_change_and_all_results_come_together(client, records):
     claim = a_claim(lease=60)
-    lease = records.claim(claim)
-    for number in range(20):
-        lease.record(f"step {number}", BIG)
-    with cost(client) as before_the_end:
-        assert records.look(claim.key).response is None
-    lease.complete(ANSWER)
-    with cost(client) as replay:
-        assert stored_record(records, claim).response == ANSWER
-    for measured in before_the_end, replay:
-        assert measured["trips"] == 1
-        assert measured["bytes"] < 20_000
-
-
-@pytest.mark.parametrize(("steps", "trips"), [(0, 1), (100, 2), (4, 5)])
-def test_large_steps_are_fetched_a_few_at_a_time(client, records, steps, trips):
-    """So that the server answers each time before its client gives up; small ones come together."""
-    claim = a_claim(lease=60)
-    lease = records.claim(claim)
-    results = {f"step {number}": BIG if steps == 4 else b"1" for number in range(steps)}
-    for name, result in results.items():
-        lease.record(name, result)
+    with cost(client) as claimed:
+        lease = records.claim(claim)
+    results = {f"step {number}": b"1" for number in range(20)}
+    with cost(client) as recorded:
+        for name, result in results.items():
+            lease.record(name, result)
     lease.release()
     second = records.take_over(again(claim), stored_record(records, claim))
-    with cost(client) as measured:
+    with cost(client) as fetched:
         assert second.steps() == results
-    assert measured["trips"] == trips
+    assert [each["trips"] for each in (claimed, recorded, fetched)] == [2, 40, 1]
+
+
+def test_fifty_steps_beside_two_hundred_renewals_are_none_lost(records):
+    claim = a_claim(lease=60)
+    lease, together = records.claim(claim), threading.Barrier(10)
+
+    def work(number):
+        together.wait(20)
+        for step in range(10):
+            if number < 5:
+                lease.record(f"{number} {step}", b"1")
+            lease.extend(60 + number)
+            lease.extend(60)
+
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(work, range(10)))
+    assert len(lease.steps()) == 50
+    assert stored_record(records, claim).lease_left > 60
 
 
 @pytest.mark.parametrize("command", ["overview", "newest"])
@@ -107,7 +111,7 @@ def test_a_cluster_and_a_client_that_decodes_list_the_same(tmp_path):
             wait_until(lambda: is_ready in str(node.execute_command("CLUSTER", "INFO")), is_ready)
         for options in {}, {"decode_responses": True}, {"protocol": 2}:
             with redis.RedisCluster.from_url(server.url, **options) as client:
-                records = RedisRecords(lambda client=client: client, f"{tmp_path.name}{options}:")
+                records = RedisRecords(client, f"{tmp_path.name}{options}:")
                 claims = [a_claim(lease=60) for _ in range(20)]
                 for claim in claims:
                     lease = records.claim(claim)

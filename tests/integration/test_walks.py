@@ -18,7 +18,7 @@ import flask_idempotency
 import servers.urls
 from bench.calls import no_collection
 from flask_idempotency import current_operation, idempotent
-from flask_idempotency.stores.redis import lock
+from flask_idempotency.stores import lock
 from flask_idempotency.testing import crash_at
 
 ROOT = str(Path(flask_idempotency.__file__).parent)

@@ -80,7 +80,7 @@ def test_what_is_dead_leaves_its_lock_in_redis_until_then(shop):
         try:
             shop.client.post("/payments", headers=key)
         finally:
-            client = lock._connected()
+            client = lock._client
             looked += [client.get(name) for name in client.keys(f"{lock._prefix}*")]
     assert any(value.startswith(b"1:") and value != b"1:done" for value in looked)
 

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 from flask_idempotency.core import engine, machine
 from flask_idempotency.core.records import Claim
+from flask_idempotency.stores import lock as redis
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.store import PostgresRecords
-from flask_idempotency.stores.redis import lock as redis
 from tests.faults import mutants
 from tests.faults.explore.schedules import Report, explore
 from tests.faults.explore.steps import ANSWER_LOST, Servers
@@ -69,18 +69,25 @@ def no_transaction_compared(_app: object) -> None:
 
 def no_marker_over_anothers_lock(_app: object) -> None:
     """The marker replaces one's own lock only."""
-    only_own = f"if redis.call('GET', KEYS[1]) == ARGV[2] then {redis.FINISH} end"
+    only_own = """if redis.call('GET', KEYS[1]) == ARGV[1] then
+redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2]) end"""
 
     def finish(self: redis.RedisLock, claim: Claim) -> Callable[[], object]:
-        reply = self._send(only_own, claim, b"%d" % (1000 * redis.MARKER_SECONDS), redis._value(claim))
-        return lambda: self._read(reply, bool)
+        lasts = int(1000 * redis.MARKER_SECONDS)
+        sent = self._send("EVAL", only_own, 1, self._name(claim.key), redis._value(claim), lasts)
+        return lambda: self._read(sent)
 
     redis.RedisLock.finish = finish  # type: ignore[method-assign]
 
 
 def no_marker(_app: object) -> None:
     """The lock goes, and nothing tells that the operation has its answer."""
-    redis.FINISH = "redis.call('DEL', KEYS[1])"
+
+    def finish(self: redis.RedisLock, claim: Claim) -> Callable[[], object]:
+        sent = self._send("DEL", self._name(claim.key))
+        return lambda: self._read(sent)
+
+    redis.RedisLock.finish = finish  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {

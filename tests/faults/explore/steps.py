@@ -16,12 +16,14 @@ from sqlalchemy import event
 
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, class_of
 from flask_idempotency.session.transaction import hook
+from flask_idempotency.stores import lock
 from flask_idempotency.stores.postgres import holds
 from flask_idempotency.stores.postgres.store import PostgresRecords
-from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_table
 from servers import plain_dsn
 from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
+
+SEND = lock.send
 
 ANSWER_LOST, TIMES_OUT = "answer lost", "times out"
 
@@ -166,7 +168,7 @@ class Servers:
         with (
             patch.object(self._class, "send", step_by_step),
             patch.object(holds, "time", Clock),
-            patch.object(lock, "send_script", send_in_a_step),
+            patch.object(lock, "send", send_in_a_step),
         ):
             yield
 
@@ -206,16 +208,15 @@ class Servers:
         return answers[0 if "DELETE" in sql else -1]
 
 
-def send_in_a_step(client: redis.Redis, script: str, *arguments: Any) -> Callable[[], Any]:
-    """Run a script of the lock's as a step, when it is sent."""
+def send_in_a_step(client: redis.Redis, *command: Any) -> Callable[[], Any]:
+    """Send a command of the lock's as a step."""
     actor = Actor.current()
     if actor is None:
-        reply = client.eval(script, 1, *arguments)
-        return lambda: reply
-    name = "acquire" if "PTTL" in script else "mark" if "done" in script else "release"
+        return SEND(client, *command)
+    name = {lock.ACQUIRE: "acquire", lock.RELEASE: "release"}.get(command[1], "mark")
     how = actor.stop_before(name, Kind.REDIS)
-    reply = client.eval(script, 1, *arguments)
-    actor.acted = reply == [0, 0]  # taken; nothing is left to lose after the other two
+    reply = SEND(client, *command)()
+    actor.acted = name == "acquire" and reply[0] == command[4]  # else there is nothing left to lose
     return lambda: _lost() if how == ANSWER_LOST else reply
 
 

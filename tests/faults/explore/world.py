@@ -13,7 +13,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Lock, Sealer
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.session.transaction import FIRST
-from flask_idempotency.stores.redis.lock import RedisLock
+from flask_idempotency.stores.lock import RedisLock
 from tests.drivers import own_cursor
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, PROBE_AFTER_SECONDS, TIMES_OUT, Clock, Servers
@@ -98,7 +98,7 @@ class World:
 
     def _attempt(self, name: str, plan: Plan) -> tuple[str, str]:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
-        lock = RedisLock(lambda: self._servers.redis, "explored:")
+        lock = RedisLock(self._servers.redis, "explored:")
         fast = lock if self._bound.redis else Lock()
         engine = DecisionEngine(self._servers.records, fast, Sealer(), Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)

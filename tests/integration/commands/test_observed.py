@@ -79,8 +79,8 @@ def test_a_record_that_is_observed_expires_in_redis_whatever_became_of_it(world)
     with pytest.raises(Killed):
         world.post()
     records = app_state(world.app).records
-    (name,) = records.connected().scan_iter(match=f"{records.prefix}*")
-    assert 0 < records.connected().pttl(name) <= 60_000
+    (name,) = records.client.scan_iter(match=f"{records.prefix}*")
+    assert 0 < records.client.pttl(name) <= 60_000
 
 
 @pytest.mark.parametrize("store", ["postgres", "redis"], indirect=True)

@@ -14,7 +14,7 @@ from flask_idempotency import store_failed
 from flask_idempotency.core.engine import Mismatch, Replay
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.stores.redis import lock as redis_store
+from flask_idempotency.stores import lock as redis_store
 from tests.contract.test_locks import FIRST, OTHER, SAME, SECOND, THIRD
 from tests.integration.views import pay_once, protect
 

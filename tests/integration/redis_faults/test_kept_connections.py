@@ -9,8 +9,6 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 
 import gevent
 import pytest
@@ -18,12 +16,10 @@ import redis
 
 import servers
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.stores.redis.client import client_from_url, send_script
-from flask_idempotency.stores.redis.lock import RedisLock
+from flask_idempotency.stores.lock import RedisLock, client_from_url, send
 from tests.contract.test_locks import FIRST, SECOND
 
 ECHO = "return ARGV[1]"
-KEY = b"key"
 
 
 @pytest.fixture
@@ -33,7 +29,7 @@ def behind(own_redis):
 
 
 @pytest.fixture
-def send(own_redis):
+def ask(own_redis):
     return sender(own_redis.url)
 
 
@@ -44,8 +40,7 @@ def failures():
 
 @pytest.fixture
 def lock(own_redis, failures):
-    client = client_from_url(own_redis.url)
-    return RedisLock(client, "shop:", on_failure=failures.append)
+    return RedisLock(client_from_url(own_redis.url), "shop:", on_failure=failures.append)
 
 
 def connected(behind):
@@ -53,12 +48,18 @@ def connected(behind):
 
 
 def sender(url):
-    return partial(send_script, client_from_url(url)())
+    """A function that has the server repeat a word, and returns what waits for the reply."""
+    client = client_from_url(url)
+
+    def ask(word, script=ECHO):
+        return send(client, "EVAL", script, 1, "key", word)
+
+    return ask
 
 
-def echo(send):
+def echo(ask):
     word = secrets.token_bytes(16)
-    return send(ECHO, KEY, word)() == word
+    return ask(word)() == word
 
 
 class Interrupted(BaseException):
@@ -77,58 +78,58 @@ def test_the_reply_to_an_interrupted_command_is_nobody_elses(own_redis, interrup
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with servers.FaultProxy(own_redis.url) as proxy:
-            send = sender(f"{proxy.url}?socket_timeout=20")
-            assert echo(send)
+            ask = sender(f"{proxy.url}?socket_timeout=20")
+            assert echo(ask)
             proxy.hold(b"stale")
             thread = threading.Thread(target=once_sent)
             thread.start()
             with pytest.raises(interruption):
-                send(ECHO, KEY, b"stale")()
+                ask(b"stale")()
             thread.join()
             proxy.let_go()
-            assert all(echo(send) for _ in range(20))
+            assert all(echo(ask) for _ in range(20))
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_reply_that_nobody_asks_for_is_nobody_elses(send):
+def test_a_reply_that_nobody_asks_for_is_nobody_elses(ask):
     for _ in range(3):
-        assert echo(send)
-        send(ECHO, KEY, b"stale")
-    assert echo(send)
+        assert echo(ask)
+        ask(b"stale")
+    assert echo(ask)
 
 
 def test_a_reply_that_comes_too_late_is_nobody_elses(own_redis):
     with servers.FaultProxy(own_redis.url) as proxy:
-        send = sender(proxy.url)
-        assert echo(send)
+        ask = sender(proxy.url)
+        assert echo(ask)
         proxy.hold(b"stale")
         with pytest.raises(redis.TimeoutError):
-            send(ECHO, KEY, b"stale")()
+            ask(b"stale")()
         proxy.let_go()
-        assert all(echo(send) for _ in range(20))
+        assert all(echo(ask) for _ in range(20))
 
 
-def test_an_error_is_the_reply_to_its_own_command_only(send, behind):
+def test_an_error_is_the_reply_to_its_own_command_only(ask, behind):
     before = connected(behind)
     for _ in range(3):
         with pytest.raises(redis.ResponseError, match="oh dear"):
-            send("return redis.error_reply('oh dear')", KEY)()
-        assert echo(send)
+            ask(b"", "return redis.error_reply('oh dear')")()
+        assert echo(ask)
     assert connected(behind) - before <= 6, "an error may cost two connections, not more"
 
 
 def test_many_threads_each_get_their_own_replies(own_redis, behind):
-    send = sender(f"{own_redis.url}?socket_timeout=20&socket_connect_timeout=20")
+    ask = sender(f"{own_redis.url}?socket_timeout=20&socket_connect_timeout=20")
     threads, rounds = 32, 200
     together, before = threading.Barrier(threads), connected(behind)
 
-    def ask(_number):
+    def ask_often(_number):
         together.wait(20)
-        return sum(echo(send) for _ in range(rounds))
+        return sum(echo(ask) for _ in range(rounds))
 
     with ThreadPoolExecutor(threads) as pool:
-        assert list(pool.map(ask, range(threads))) == [rounds] * threads
+        assert list(pool.map(ask_often, range(threads))) == [rounds] * threads
     assert connected(behind) - before <= threads
 
 
@@ -169,31 +170,7 @@ def test_a_restart_costs_a_reconnect_not_a_pause(lock, own_redis, failures):
     assert failures == []
 
 
-def test_a_demoted_primary_costs_a_reconnect_not_a_pause(own_redis, failures):
-    """Its name leads to the new primary by then."""
-    with servers.Redis() as new, servers.FaultProxy(own_redis.url) as proxy:
-        with redis.Redis.from_url(new.url) as client:
-            client.config_set("requirepass", own_redis.password)
-        url = f"{proxy.url}?socket_timeout=20"
-        lock = RedisLock(client_from_url(url), "shop:", on_failure=failures.append)
-        assert lock.acquire(FIRST) is Glance.MINE
-        with redis.Redis.from_url(own_redis.url) as old:
-            old.replicaof("127.0.0.1", servers.free_port())
-        proxy._target = ("127.0.0.1", new.port)
-        assert lock.acquire(replace(FIRST, key=b"o" * 32)) is Glance.MINE
-        assert failures == []
-
-
-def test_a_command_whose_reply_is_lost_is_sent_again_and_meets_no_lock_of_its_own(own_redis, failures):
-    with servers.FaultProxy(own_redis.url) as proxy:
-        lock = RedisLock(client_from_url(proxy.url), "shop:", on_failure=failures.append)
-        lock.release(FIRST)
-        proxy.lose_answer(b"PTTL")
-        assert lock.acquire(FIRST) is Glance.MINE
-        assert (proxy.lost, failures) == (1, [])
-
-
-def test_a_server_that_has_gone_is_asked_once_more_and_left_alone(own_redis, failures):
+def test_a_server_that_has_gone_is_asked_once_and_left_alone(own_redis, failures):
     with servers.FaultProxy(own_redis.url) as proxy:
         lock = RedisLock(client_from_url(proxy.url), "shop:", on_failure=failures.append)
         lock.release(FIRST)
@@ -203,8 +180,8 @@ def test_a_server_that_has_gone_is_asked_once_more_and_left_alone(own_redis, fai
         assert [type(failure) for failure in failures] == [redis.ConnectionError]
 
 
-def test_a_forked_process_leaves_its_parents_connections_alone(send, behind):
-    assert echo(send)
+def test_a_forked_process_leaves_its_parents_connections_alone(ask, behind):
+    assert echo(ask)
     ours = connected(behind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pytest has threads of its own
@@ -212,12 +189,12 @@ def test_a_forked_process_leaves_its_parents_connections_alone(send, behind):
     if not child:
         own_replies = False
         try:
-            own_replies = all(echo(send) for _ in range(300))
+            own_replies = all(echo(ask) for _ in range(300))
         finally:
             os._exit(not own_replies)
-    assert all(echo(send) for _ in range(300))
+    assert all(echo(ask) for _ in range(300))
     assert os.waitpid(child, 0)[1] == 0
-    assert echo(send)
+    assert echo(ask)
     assert connected(behind) == ours + 1
 
 

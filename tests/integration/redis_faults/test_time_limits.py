@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
 import servers
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.stores.redis.client import client_from_url, send_script
-from flask_idempotency.stores.redis.lock import RedisLock
+from flask_idempotency.stores.lock import RedisLock, client_from_url, send
 from tests.contract.test_locks import FIRST, SECOND
 from tests.log import ours
 
@@ -49,17 +47,17 @@ def test_a_reply_in_pieces_arrives_within_the_limit(proxy, lock_at, failures):
 
 def test_a_long_reply_may_take_the_time_of_its_bytes(proxy):
     """The store ``redis`` keeps responses there; the network takes longer for 8 MB than the limit."""
-    send = partial(send_script, client_from_url(f"{proxy.url}?socket_timeout=0.5")())
-    assert send("return ARGV[1]", b"key", b"warm")() == b"warm"
+    client = client_from_url(f"{proxy.url}?socket_timeout=0.5")
+    repeat = "EVAL", "return string.rep(ARGV[1], ARGV[2])", 1, "key"
+    assert send(client, *repeat, b"warm", 1)() == b"warm"
     proxy.delay = 0.01  # for each 64 KB: 1.3 s in all
-    reply = send("return string.rep(ARGV[1], 8000)", b"key", b"x" * 1000)()
-    assert len(reply) == 8_000_000
+    assert len(send(client, *repeat, b"x" * 1000, 8000)()) == 8_000_000
 
 
 def test_one_request_at_a_time_probes_a_redis_that_was_away(proxy, lock_at, failures):
     lock = lock_at(f"{proxy.url}?socket_timeout=20")
     assert lock.acquire(FIRST) is Glance.MINE
-    proxy.hold(b"EVAL")
+    proxy.hold(b"PTTL")
     with ThreadPoolExecutor(1) as pool:
         lock._skip_until = time.monotonic()  # the pause is over
         probe = pool.submit(lock.acquire, FIRST)

@@ -1,0 +1,550 @@
+"""The records in Redis alone: for endpoints where a small risk in rare failures is accepted.
+
+Redis may forget: a restart, a failover or an eviction loses records, and then a retry runs the view
+again. Nothing commits together with a record here, so every operation has a lease, as with
+``atomic=False`` elsewhere. All times are the server's.
+
+A record is one value: a random version, what the record says in JSON, the body of its response, and
+the finished steps in JSON. A change reads it, decides here, and replaces it if it still has that
+version, as then nobody has changed it meanwhile; otherwise it reads again. A record in progress does
+not expire: an interrupted operation waits for somebody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from heapq import nlargest, nsmallest
+from itertools import islice
+from typing import Any, TypeVar
+
+from flask_idempotency.core import errors
+from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.logs import log
+from flask_idempotency.core.machine import Situation, situation
+from flask_idempotency.core.records import OBSERVED, SEALED, Claim, Record, State, StoredResponse
+from flask_idempotency.core.rows import legible, record_of, response_values, step_values, steps_of
+
+from . import admin
+from .lock import Client, cause, send
+
+_HEAD, _WHOLE = "^[^\n]*", ".*"
+"""How much of a value is read: a list of records needs neither bodies nor steps."""
+
+# -> the server's time, the life that is left, in milliseconds, and so much of the value
+_READ = """local time = redis.call('TIME')
+local value = redis.call('GET', KEYS[1]) or ''
+return {time[1] * 1000 + math.floor(time[2] / 1000), redis.call('PTTL', KEYS[1]),
+        string.match(value, ARGV[1])}"""
+
+_VERSION_BYTES = 22
+
+# Compares the version and sets a value with a life: for ever if there is none, and 0 deletes. It may be
+# sent twice, as its reply may be lost: then the new version is there.
+_REPLACE = f"""local version = redis.call('GETRANGE', KEYS[1], 0, {_VERSION_BYTES - 1})
+if version == string.sub(ARGV[2], 1, {_VERSION_BYTES}) then return 1 end
+if version ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+if ARGV[3] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return 1"""
+
+AT_ONCE = 1000
+"""How many records a list asks for at once: some milliseconds of the server's time."""
+
+T = TypeVar("T")
+
+_EMPTY = dict.fromkeys(("lease", "released", "completed", "status", "headers", "bytes"))
+
+_OPEN = {Situation.IN_PROGRESS: "released", Situation.INTERRUPTED: "interrupted"}
+"""What nobody works on, and how an operator's list calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What stands under a key: nothing, if there are no ``fields``. Times are in seconds.
+
+    ``left`` is the life that it has left, None for ever; ``steps`` is as it is stored.
+    """
+
+    now: float
+    left: float | None
+    version: bytes
+    fields: dict[str, Any]
+    body: bytes
+    steps: str
+
+    @classmethod
+    @legible()
+    def read(cls, reply: Any) -> Stored:
+        """Read a reply to ``_READ``. Raises ``RecordBroken``."""
+        now, left, value = reply
+        # No JSON has a line break in it; the body may have any.
+        head, _, rest = value[_VERSION_BYTES:].partition(b"\n")
+        body, _, steps = rest.rpartition(b"\n")
+        fields = dict(json.loads(head)) if value else {}
+        life = left / 1000 if left >= 0 else None
+        return cls(now / 1000, life, value[:_VERSION_BYTES], fields, body, steps.decode())
+
+    def value(self) -> bytes:
+        """Return what is stored, with a new version."""
+        head = secrets.token_urlsafe(16) + json.dumps(self.fields)
+        return b"%b\n%b\n%b" % (head.encode(), self.body, self.steps.encode())
+
+    def changed(self, left: float | None, fields: dict[str, Any], body: bytes = b"") -> Stored:
+        """Return it with another life, with other ``fields`` and another body."""
+        return replace(self, left=left, fields=self.fields | fields, body=body)
+
+    def ago(self, name: str) -> float | None:
+        """Return how long ago a stored time is; None if there is none."""
+        time = self.fields[name]
+        return None if time is None else self.now - time
+
+    @legible()
+    def record(self, key: bytes, **other: Any) -> Record:
+        """Return the record, or ``other`` fields than the stored. Raises ``RecordBroken``."""
+        over = self.ago("lease")
+        values = {
+            "digest": bytes.fromhex(self.fields["digest"]),
+            "body": None if self.fields["bytes"] is None else self.body,
+            "expired": False,
+            "lease_left": None if over is None else -over,
+            "age": self.ago("created"),
+            "released": self.ago("released"),
+        }
+        return record_of(key, {**self.fields, **values, **other})
+
+    @legible()
+    def line(self, key: bytes) -> admin.Line:
+        """Return what an operator sees of it. Raises ``RecordBroken``."""
+        record = self.record(key, status=None)  # its body may not have been read
+        state = _OPEN.get(situation(record), record.state.value)
+        return admin.Line(
+            key[:8].hex(),
+            record.name.encode().decode(),  # no half of a character, which nobody can show
+            "observed" if record.owner.startswith(OBSERVED) else state,
+            record.attempt,
+            self.fields["status"],
+            self.fields["bytes"],
+            _time(self.fields["created"]),
+            _time(self.fields["completed"]),
+            _time(None if self.left is None else self.now + self.left),
+            expired=False,
+            version=f"{record.owner} {record.state.value} {self.fields['lease']}",
+        )
+
+
+class RedisRecords:
+    """Records in Redis."""
+
+    atomic = False
+    one_writer = False
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self.client, self.prefix = client, f"{prefix}record:"
+
+    def admin(self) -> RedisAdmin:
+        """Return the operator's side."""
+        return RedisAdmin(self)
+
+    def briefly(self) -> RedisRecords:
+        """The same: nobody waits long for Redis, and no connection is a view's."""
+        return self
+
+    def can_hold(self, _name: str) -> bool:
+        """Return True: all text there is ASCII."""
+        return True
+
+    def look(self, key: bytes) -> Record | None:
+        """The record."""
+        stored = self.read(key)
+        return stored.record(key) if stored.fields else None
+
+    def claim(self, claim: Claim) -> RedisLease | None:
+        """Insert the record, if it is not there."""
+        found = self.look_or_claim(claim)
+        return found if isinstance(found, RedisLease) else None
+
+    def look_or_claim(self, claim: Claim) -> Record | RedisLease | None:
+        """The record, or a claim if there is none."""
+        stored = self.read(claim.key)
+        return stored.record(claim.key) if stored.fields else self._begin(claim, stored, 1)
+
+    def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
+        """Make a record ours whose lease is over or was released."""
+        stored = self.read(claim.key)
+        record = stored.record(claim.key) if stored.fields else None
+        if record is None or record.owner != as_seen.owner or situation(record) not in _OPEN:
+            return None
+        return self._begin(claim, stored, record.attempt + 1)
+
+    def wait(self, key: bytes, seconds: float) -> None:
+        """Nothing to wait for: every record in progress has a lease."""
+
+    def read(self, key: bytes) -> Stored:
+        """Return what stands under a key. Raises ``StoreUnavailable`` and ``RecordBroken``."""
+        return Stored.read(self._run(_READ, key, _WHOLE))
+
+    def change(self, key: bytes, decide: Callable[[Stored], Stored | None]) -> bool:
+        """Replace what stands under a key by what ``decide`` makes of it; False if that is None."""
+        while (new := decide(seen := self.read(key))) is not None:
+            if self._replace(key, seen, new):
+                return True
+        return False
+
+    def heads(self, keys: list[bytes]) -> list[Any]:
+        """Return the reply to ``_READ`` for each key, or an error; of each record only its fields."""
+
+        def replies() -> list[Any]:
+            with self.client.pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    command = self._command(_READ, key, _HEAD)
+                    pipeline.execute_command(*command, NEVER_DECODE=True)
+                return list(pipeline.execute(raise_on_error=False))
+
+        return _twice(replies)
+
+    def _replace(self, key: bytes, seen: Stored, new: Stored) -> bool:
+        life = "" if new.left is None else int(new.left * 1000)
+        value = new.value() if new.fields else b""
+        return bool(self._run(_REPLACE, key, seen.version, value, life))
+
+    def _run(self, script: str, key: bytes, *arguments: Any) -> Any:
+        def reply() -> Any:
+            return send(self.client, *self._command(script, key, *arguments))()
+
+        return _twice(reply)
+
+    def _command(self, script: str, key: bytes, *arguments: Any) -> tuple[Any, ...]:
+        return "EVAL", script, 1, self.prefix + key.hex(), *arguments
+
+    def _begin(self, claim: Claim, stored: Stored, attempt: int) -> RedisLease | None:
+        first: dict[str, Any] = {"created": stored.now, "released_attempt": None, "audit": []}
+        fields = {
+            "name": claim.name,
+            "state": State.IN_PROGRESS.value,
+            "version": claim.fingerprint.algorithm,
+            "digest": claim.fingerprint.digest.hex(),
+            "attempt": attempt,
+            "owner": claim.owner,
+            "lease": stored.now + (claim.lease_seconds or 0),
+        }
+        # What was only observed needs nobody's decision: it expires even if it never ends.
+        life = claim.ttl_seconds if claim.owner.startswith(OBSERVED) else None
+        new = stored.changed(life, first | stored.fields | _EMPTY | fields)
+        return RedisLease(self, claim, attempt) if self._replace(claim.key, stored, new) else None
+
+
+class RedisLease:
+    """An operation that is ours while its lease runs."""
+
+    def __init__(self, records: RedisRecords, claim: Claim, attempt: int) -> None:
+        self.attempt = attempt
+        self._records, self._claim, self._open = records, claim, True
+
+    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
+        """Store the response; as failed if its status is 500 or more."""
+
+        def ended(seen: Stored) -> Stored:
+            if waits and seen.steps:
+                return _answered(seen, response, None, {"lease": seen.now})
+            return _answered(seen, response, self._claim.ttl_seconds)
+
+        self._change(ended)
+        self._open = False
+
+    def abandon(self) -> None:
+        """End the lease now."""
+        if self._open:
+            self._open = False
+            with suppress(errors.LeaseLost, errors.StoreUnavailable):
+                self._change(lambda seen: seen.changed(seen.left, {"lease": seen.now}))
+
+    def release(self) -> None:
+        """Give the operation back.
+
+        It expires, unless it has done something: a step, or what an operator had to decide about.
+        """
+
+        def given_back(seen: Stored) -> Stored:
+            if seen.steps or seen.fields["released_attempt"] is not None:
+                return seen.changed(None, {"lease": seen.now, "released": seen.now})
+            return seen.changed(self._claim.ttl_seconds, {"lease": None})
+
+        self._change(given_back)
+        self._open = False
+
+    def extend(self, seconds: float) -> None:
+        """Renew the lease."""
+        self._change(lambda seen: _renewed(seen, seconds))
+
+    def steps(self) -> dict[str, bytes | None]:
+        """The results of the finished steps."""
+        found = steps_of(self._records.read(self._claim.key).steps)
+        return {name: step.result for name, step in found.items()}
+
+    def record(self, step: str, result: bytes | None) -> None:
+        """Record a finished step and renew the lease."""
+
+        def done(seen: Stored) -> Stored:
+            values = step_values(step, seen.fields["attempt"], result) | {"at": str(_time(seen.now))}
+            renewed = _renewed(seen, self._claim.lease_seconds or 0)
+            steps = json.loads(seen.steps or "{}") | {values.pop("step"): values}
+            return replace(renewed, steps=json.dumps(steps))
+
+        self._change(done)
+
+    def open_step(self, connection: Any = None) -> Any:  # noqa: ARG002
+        """There is no transaction that a step could commit with."""
+        raise errors.NotAtomic(
+            "step(..., atomic=True) needs a store that commits with the application's database; the"
+            " store 'redis' does not"
+        )
+
+    def _change(self, change: Callable[[Stored], Stored]) -> None:
+        """Change the record. Raises ``LeaseLost`` if it is not ours, or has ended or been released."""
+        ours = self._claim.owner, State.IN_PROGRESS.value, None
+
+        def mine(seen: Stored) -> Stored | None:
+            held = tuple(seen.fields.get(name) for name in ("owner", "state", "released"))
+            return change(seen) if held == ours and seen.fields["lease"] is not None else None
+
+        if not self._records.change(self._claim.key, mine):
+            raise errors.LeaseLost
+
+
+class RedisAdmin:
+    """The records in Redis, for an operator: ``SCAN`` finds them, and blocks nobody."""
+
+    remedy = "connect to a primary that takes writes, and allow its user EVAL and SCAN on our prefix"
+
+    def __init__(self, records: RedisRecords) -> None:
+        self._records = records
+
+    def overview(self) -> admin.Overview:
+        """Count what there is: as Redis has no table, this reads every record."""
+        seen = [(line, stored.ago("created") or 0.0) for _, line, stored in self._seen()]
+        counts = Counter((line.operation, line.state) for line, _ in seen)
+        tallies = [admin.Tally(*group, count) for group, count in sorted(counts.items())]
+        running = [(line, age) for line, age in seen if line.state == "in_progress"]
+        waiting = [age for line, age in seen if line.waits]
+        again = [age for line, age in running if line.attempt > admin.USUAL]
+        longest = max(waiting + again, default=None)
+        return admin.Overview(tallies, False, len(running), len(waiting), longest, 0, None)
+
+    def newest(self, name: str | None, state: str | None, limit: int) -> list[admin.Line]:
+        """Return the newest records."""
+        return self.of_scope(b"", name, state, limit)
+
+    def of_scope(
+        self, tail: bytes, name: str | None, state: str | None, limit: int
+    ) -> list[admin.Line]:
+        """Return the newest records of a scope."""
+        seen = (line for _, line, _ in self._seen(end=tail))
+        fitting = (
+            each for each in seen if name in (None, each.operation) and state in (None, each.state)
+        )
+        return nlargest(limit, fitting, key=_created)
+
+    def leased(self, state: str, limit: int) -> list[admin.Line]:
+        """Return the oldest records with a lease."""
+        fitting = (line for _, line, _ in self._seen() if line.state == state)
+        return nsmallest(limit, fitting, key=_created)
+
+    def starting(self, start: bytes) -> list[admin.Line]:
+        """Return the records whose key's hash starts so."""
+        return [line for _, line, _ in islice(self._seen(start), 2)]
+
+    def steps(self, start: bytes) -> list[admin.StepLine]:
+        """Return the finished steps."""
+        return [line for each in self._whole(start) for line in admin.step_lines(each.steps)]
+
+    def key(self, start: bytes) -> bytes | None:
+        """Return the whole key."""
+        found = list(islice(self._keys(start), 2))
+        return found[0] if len(found) == 1 else None
+
+    def sealings(self) -> Counter[bytes | None]:
+        """Count what is encrypted, by the key, and what is not."""
+        found = Counter[bytes | None]()
+        for each in self._whole():
+            values = [step.result for step in steps_of(each.steps).values() if step.result is not None]
+            values += [each.body] if each.fields.get("status") is not None else []
+            found.update(value[:9] if value.startswith(SEALED) else None for value in values)
+        return found
+
+    def audit(self, start: bytes) -> list[admin.AuditEntry]:
+        """Return what operators did: an expired record has been deleted with its own."""
+        noted = [json.dumps(each.fields.get("audit")) for each in self._whole(start)]
+        return [entry for text in noted for entry in admin.read_audit(text)]
+
+    def note(self, key: bytes, entry: admin.AuditEntry) -> bool:
+        """Note what an operator did."""
+
+        def noted(seen: Stored) -> Stored | None:
+            fields = seen.fields | {"audit": _audit(seen, entry)}
+            return replace(seen, fields=fields) if seen.fields else None
+
+        return self._records.change(key, noted)
+
+    def settle(self, verdict: admin.Verdict) -> bool:
+        """End it as an operator decided."""
+
+        def decided(seen: Stored) -> Stored | None:
+            line = seen.line(verdict.key) if seen.fields else None
+            if line is None or line.version != verdict.seen or line.state not in admin.WAITING:
+                return None
+            fields = {
+                **_EMPTY,
+                "owner": verdict.owner,
+                "created": seen.now if verdict.anew else seen.fields["created"],
+                "released_attempt": line.attempt,
+                "audit": _audit(seen, verdict.entry),
+            }
+            if verdict.response is None:
+                again = {"state": verdict.state.value, "lease": seen.now, "released": seen.now}
+                return seen.changed(None, fields | again)
+            life = max(seen.left or 0, verdict.ttl_seconds)
+            return _answered(seen, verdict.response, life, fields)
+
+        return self._records.change(verdict.key, decided)
+
+    def belonging(self, tail: bytes, name: str | None) -> admin.Belongings:
+        """Return the records of a scope."""
+        seen = [(key, line) for key, line, _ in self._seen(end=tail) if name in (None, line.operation)]
+        left = Counter(line.state for _, line in seen if not _is_free(line))
+        return admin.Belongings([key for key, line in seen if _is_free(line)], dict(left))
+
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
+        """Delete what has no lease."""
+
+        def gone(stored: Stored, key: bytes) -> Stored | None:
+            line = stored.line(key) if stored.fields else None
+            is_meant = line is not None and _is_free(line) and seen in (None, line.version)
+            return _gone(stored) if is_meant else None
+
+        return sum(self._records.change(key, partial(gone, key=key)) for key in keys)
+
+    def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
+        """Say that Redis does it."""
+        raise admin.NothingToDo("Redis deletes expired records by itself: there is nothing to purge")
+
+    def create(self) -> list[str]:
+        """Say that there is nothing."""
+        raise admin.NothingToDo("the records are in Redis: there is no table to create")
+
+    def examine(self) -> Iterator[admin.Finding]:
+        """Check that Redis is there, and what it forgets."""
+        try:
+            self._records.client.ping()
+        except Exception as error:  # whatever the application's own client may raise
+            remedy = "check that the server runs and that its URL and password are right"
+            yield admin.Finding("FAILED", "Redis", cause(error), remedy)
+            return
+        yield admin.Finding("ok", "Redis", "reachable")
+        with suppress(Exception):  # hosted servers and narrow users do not allow INFO
+            memory, disk = map(self._records.client.info, ("memory", "persistence"))
+            policy = memory.get("maxmemory_policy", "noeviction")
+            bad = f"once it is full it forgets records, and their retries run again ({policy})"
+            good = not memory.get("maxmemory") or policy == "noeviction"
+            remedy = "set maxmemory-policy noeviction"
+            yield admin.finding(good, "memory", "records are not evicted", bad, remedy)
+            bad = "a crash loses the records since the last snapshot, and their retries run again"
+            good = disk.get("aof_enabled") != 0
+            yield admin.finding(good, "persistence", "appendonly", bad, "set appendonly yes", "advice")
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Claim a record, and delete it at the end."""
+        forget = lambda claim: self._records.change(claim.key, _gone)  # noqa: E731
+        with admin.trying(self._records, forget):
+            yield None
+
+    def _keys(self, start: bytes = b"", end: bytes = b"") -> Iterator[bytes]:
+        """Yield the keys that start and end so. Raises ``StoreUnavailable``."""
+        prefix, as_seen = self._records.prefix, set()
+        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + start.hex() + "*" + end.hex()
+        try:
+            for name in self._records.client.scan_iter(match=pattern, count=AT_ONCE):
+                digits = (name if isinstance(name, str) else name.decode())[len(prefix) :]
+                if len(digits) == 2 * KEY_BYTES and digits not in as_seen:
+                    as_seen.add(digits)  # SCAN may give one twice
+                    yield bytes.fromhex(digits)
+        except Exception as error:
+            raise errors.StoreUnavailable from error
+
+    def _whole(self, start: bytes = b"") -> Iterator[Stored]:
+        """Yield the records whose key's hash starts so, with all that belongs to them."""
+        for key in self._keys(start):
+            with suppress(errors.RecordBroken):
+                yield self._records.read(key)
+
+    def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[bytes, admin.Line, Stored]]:
+        """Yield the records whose key's hash starts and ends so; not what cannot be read."""
+        keys = self._keys(start, end)
+        while batch := list(islice(keys, AT_ONCE)):
+            for key, reply in zip(batch, self._records.heads(batch), strict=True):
+                with suppress(errors.RecordBroken):
+                    stored = Stored.read(reply)
+                    if stored.fields:  # it has not expired meanwhile
+                        yield key, stored.line(key), stored
+
+
+def _twice(ask: Callable[[], T]) -> T:
+    """Ask Redis, and once more if that fails. Raises ``StoreUnavailable`` and ``RecordBroken``."""
+    with suppress(Exception):
+        return ask()
+    try:
+        return ask()
+    except Exception as error:
+        if "WRONGTYPE" in str(error):
+            raise errors.RecordBroken from error
+        log.error("Redis failed: %s", cause(error))
+        raise errors.StoreUnavailable from error
+
+
+def _answered(
+    seen: Stored, response: StoredResponse, left: float | None, fields: dict[str, Any] = _EMPTY
+) -> Stored:
+    """Return it with a response; as failed if its status is 500 or more."""
+    answer = {
+        "state": (State.FAILED if response.status >= 500 else State.COMPLETED).value,
+        "status": response.status,
+        "headers": response_values(response)["headers"],
+        "bytes": None if response.body is None else len(response.body),
+        "completed": seen.now,
+    }
+    return seen.changed(left, _EMPTY | fields | answer, response.body or b"")
+
+
+def _gone(seen: Stored) -> Stored:
+    return replace(seen, left=0, fields={})
+
+
+def _renewed(seen: Stored, seconds: float) -> Stored:
+    lease = max(seen.fields["lease"], seen.now + seconds)
+    return seen.changed(seen.left, {"lease": lease})
+
+
+def _audit(seen: Stored, entry: admin.AuditEntry) -> list[Any]:
+    noted = {"at": str(_time(seen.now)), "by": entry.by, "did": entry.did, "why": entry.why}
+    return [*seen.fields.get("audit", ()), noted]
+
+
+def _is_free(line: admin.Line) -> bool:
+    """Return True if nobody works on it, and nobody must decide about it."""
+    return line.state not in ("in_progress", "interrupted") and not line.waits
+
+
+def _created(line: admin.Line) -> str:
+    return str(line.created)
+
+
+def _time(seconds: float | None) -> Any:
+    return None if seconds is None else datetime.fromtimestamp(seconds, tz=timezone.utc)

@@ -1,1 +1,0 @@
-"""The lock in Redis, and the store there."""
