@@ -119,7 +119,7 @@ def refused(error: IdempotencyError) -> Response:
     if not access.is_admitted():
         raise error
     status, title = next(found for kind, found in _REFUSALS.items() if isinstance(error, kind))
-    return page("message.html", status, title=title, detail=explain(error))
+    return page("message.html", status, title=title, detail=explain(error), done="")
 
 
 _REFUSALS = {

@@ -90,7 +90,7 @@ def act(digits: str, action: str) -> Response:
         found = Erasable([([key], line.version)] if key else [], line.operation)
         if not erase(state, found, operator):
             raise IdempotencyError("This record is in use just now, or gone: nothing was erased.")
-        return page("message.html", title="Erased", detail="A retry runs the view again.")
+        return page("message.html", title="Erased", done="A retry runs the view again.", detail="")
     try:
         response = _given(state) if action == "resolve" else None
         settle(state, line, action, form.get("why", ""), operator, response, not_done=not_done)
@@ -120,7 +120,7 @@ def _form(state: AppState, action: str, line: Line, mistake: Mistake | None = No
         action=action,
         line=line,
         seen=decide.token_of(line),
-        advice=look_into(state, line).advice,
+        found=look_into(state, line),
         form=request.form,
         mistake=mistake,
     )

@@ -12,13 +12,7 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.core.errors import (
-    PROBLEMS,
-    ConfigurationError,
-    OperationFailed,
-    Problem,
-    Retryable,
-)
+from flask_idempotency.core.errors import PROBLEMS, ConfigurationError, OperationFailed, Retryable
 from flask_idempotency.core.keys import KEY_SYNTAX, MAX_LENGTH
 from flask_idempotency.core.storable import REPLAYED, is_stored_by_default
 from flask_idempotency.web.response import MEDIA_TYPE
@@ -33,9 +27,8 @@ _PROBLEM_SCHEMA = {
     "description": "A problem as in RFC 9457.",
     "properties": {
         "type": {"type": "string", "format": "uri-reference"},
-        "title": {"type": "string"},
+        **{name: {"type": "string"} for name in ("title", "detail")},
         "status": {"type": "integer"},
-        "detail": {"type": "string"},
     },
     "required": ["type", "title", "status", "detail"],
 }
@@ -72,27 +65,25 @@ def _complete(state: AppState, path: str, operations: Mapping[str, Any], shared:
     """Complete the protected ones among the operations below a path."""
     problem = {MEDIA_TYPE: _PROBLEM}
     for protected in protected_routes(state):
-        operation = operations.get(protected.method.lower())
-        if operation is None or _shape(protected.rule) != _shape(path) or not protected.route.enforce:
+        operation, route = operations.get(protected.method.lower()), protected.route
+        if operation is None or _shape(protected.rule) != _shape(path) or not route.enforce:
             continue
-        if protected.route.key is None:
-            _add_parameter(operation.setdefault("parameters", []), state, protected.route, shared)
+        if route.key is None:
+            _add_parameter(operation.setdefault("parameters", []), state, route, shared)
         responses = operation.setdefault("responses", {})
-        for code in list(responses):
-            response = _own(responses, code, shared) if _is_stored(code) else None
+        for code in filter(_is_stored, list(responses)):
+            response = _own(responses, code, shared)
             if response is not None and response.get("content") != problem:
                 headers = response.setdefault("headers", {})
                 headers.setdefault(REPLAYED, deepcopy(_REPLAYED))
-        _add_responses(responses, state, protected.route, shared)
-
-
-def _add_responses(responses: dict[Any, Any], state: AppState, route: Route, shared: Shared) -> None:
-    """The problems."""
-    also = () if route.atomic else (OperationFailed, Retryable)
-    problems: tuple[type[Problem], ...] = (*PROBLEMS, *also)
-    for status in sorted({kind.status for kind in problems}.difference(_NOT_ADDED)):
-        kinds = [kind for kind in problems if kind.status == status]
-        _add_problems(responses, status, kinds, state, shared)
+        kinds = (*PROBLEMS, *(() if route.atomic else (OperationFailed, Retryable)))
+        for status in sorted({kind.status for kind in kinds}.difference(_NOT_ADDED)):
+            said = "; ".join(
+                f"{kind.title} (`{state.settings.problem_base}{kind.type}`)"
+                for kind in kinds
+                if kind.status == status
+            )
+            _add_problems(responses, status, f"{said}.", shared)
 
 
 def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared: Shared) -> None:
@@ -103,7 +94,11 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
         return
     added = {"name": settings.header, "in": "header", "required": route.required}
     described = f"New for each operation, the same for each retry. {KEY_SYNTAX}."
-    described += _AGES[route.refuse_old_keys].format(route.ttl)
+    if route.refuse_old_keys:
+        old = f"A key made more than {route.ttl:g} seconds ago, of which nothing is known,"
+        described += f" {old} gets 409 `key-expired`."
+    if route.refuse_old_keys == REQUIRED:
+        described += " It must say when it was made, as a UUID of version 7."
     parameters.append({**added, "description": described, "schema": _key_schema()})
 
 
@@ -119,18 +114,10 @@ def _key_schema() -> dict[str, Any]:
     }
 
 
-def _add_problems(
-    responses: dict[Any, Any],
-    status: int,
-    kinds: list[type[Problem]],
-    state: AppState,
-    shared: Shared,
-) -> None:
-    """The response of this status, with our problems beside what the view responds."""
+def _add_problems(responses: dict[Any, Any], status: int, said: str, shared: Shared) -> None:
+    """Add problems of this status beside what the view responds."""
     code = next((code for code in responses if str(code) == str(status)), str(status))
-    base = state.settings.problem_base
-    said = "; ".join(f"{kind.title} (`{base}{kind.type}`)" for kind in kinds)
-    responses.setdefault(code, {"description": f"{said}."})
+    responses.setdefault(code, {"description": said})
     response = _own(responses, code, shared)
     if response is None:
         return
@@ -138,14 +125,6 @@ def _add_problems(
     if status in _MAY_WAIT:
         response.setdefault("headers", {}).setdefault("Retry-After", deepcopy(_RETRY_AFTER))
 
-
-_OLD = " A key made more than {:g} seconds ago, of which nothing is known, gets 409 `key-expired`."
-_AGES = {
-    False: "",
-    True: _OLD,
-    REQUIRED: f"{_OLD} It must say when it was made, as a UUID of version 7.",
-}
-"""What is said of old keys, by the option ``refuse_old_keys``."""
 
 _PROBLEM = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
 _REPLAYED = {

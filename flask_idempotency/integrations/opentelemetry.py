@@ -17,14 +17,11 @@ from flask_idempotency.web import signals
 from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import Event
 
-try:
+from . import required
+
+with required("opentelemetry-api", extra="opentelemetry"):
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ImportError as error:
-    raise ImportError(
-        f"flask_idempotency.integrations.opentelemetry needs opentelemetry-api ({error}):"
-        " pip install 'flask-idempotency[opentelemetry]'"
-    ) from error
 
 NOT_ATTRIBUTES = frozenset({"error", "seconds", "status"})
 """The fields of an event that are no attributes: an error's text may hold anything, and the span has a

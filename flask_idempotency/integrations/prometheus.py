@@ -12,8 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,14 +24,11 @@ from flask_idempotency.web import signals
 from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import Event
 
-try:
+from . import required
+
+with required("prometheus-client", extra="prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
     from prometheus_client.core import GaugeMetricFamily, Metric
-except ImportError as error:
-    raise ImportError(
-        f"flask_idempotency.integrations.prometheus needs prometheus-client ({error}):"
-        " pip install 'flask-idempotency[prometheus]'"
-    ) from error
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60)
 """Buckets for views: from one that inserts a row to one that waits for another service until its lease
@@ -46,11 +42,10 @@ PATIENCE_SECONDS = 3.0
 """How long a scrape waits for the records. Prometheus gives a scrape up after 10 s, and with it the
 numbers of the requests, which are needed most while the database hangs."""
 
-_series: WeakKeyDictionary[CollectorRegistry, _Series] = WeakKeyDictionary()
+_receivers: WeakKeyDictionary[CollectorRegistry, _Receiver] = WeakKeyDictionary()
 
 _RAN = ("executed", "rolled_back", "released", "interrupted")
 _RESPONDED = ("replayed", "rejected")
-_COUNTED = (*_RAN, "replayed", "unprotected")
 _EXTENSION = "idempotency_metrics"
 
 
@@ -65,93 +60,71 @@ def export_metrics(app: Flask, *, registry: CollectorRegistry = REGISTRY) -> Non
     app_state(app)
     if _EXTENSION in app.extensions:
         raise ConfigurationError("export_metrics() was called for this application before")
-    series = _series.get(registry)
-    if series is None:
-        series = _series[registry] = _Series(registry)
-    app.extensions[_EXTENSION] = _Receiver(series, app)
-
-
-class _Series:
-    """The series of one registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        of: dict[str, Any] = {"namespace": "idempotency", "registry": registry}
-        counter: Callable[..., Counter] = partial(Counter, **of)
-        histogram: Callable[..., Histogram] = partial(Histogram, **of)
-        operation = ("operation",)
-        what = "Requests to protected views, by what became of them"
-        self.requests = counter("requests", what, (*operation, "outcome", "problem"))
-        what = (
-            "Observed requests, by the outcome that they would have had, and for what would have been a"
-            " replay whether the view's new response has the same status"
-        )
-        self.observed = counter("observed", what, (*operation, "would", "problem", "status"))
-        what = "How long the attempts at an operation took, from the claim to the end"
-        self.execution_seconds = histogram("execution_seconds", what, operation, buckets=SECONDS)
-        what = "How long replays and rejections took"
-        self.response_seconds = histogram("response_seconds", what, operation, buckets=SECONDS)
-        what = "Operations that were run again because they were begun and not finished"
-        self.takeovers = counter("takeovers", what, operation)
-        what = "How often the lock or the records failed"
-        self.store_failures = counter("store_failures", what, ("part",))
-        for part in ("lock", "records"):
-            self.store_failures.labels(part)
-        # prometheus_client looks a child up in ten calls.
-        self.of = cache(lambda operation: _Operation(self, operation))
+    receiver = _receivers.get(registry)
+    if receiver is None:
+        receiver = _receivers[registry] = _Receiver(registry)
+    app.extensions[_EXTENSION] = receiver  # a signal does not keep its receivers alive
+    for signal in signals.OUTCOMES:
+        signal.connect(receiver.count, app)
+    signals.operation_taken_over.connect(receiver.count_takeover, app)
+    signals.store_failed.connect(receiver.count_failure, app)
 
 
 class _Receiver:
-    """Hears the signals of one application, for as long as that lives."""
+    """Hears the signals of the applications that share a registry, and has its series."""
 
-    def __init__(self, series: _Series, app: Flask) -> None:
-        self._series = series
-        for signal in signals.OUTCOMES:
-            signal.connect(self.count, app)
-        signals.operation_taken_over.connect(self.count_takeover, app)
-        signals.store_failed.connect(self.count_failure, app)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        # prometheus_client looks a child up in ten calls, this in none.
+        def counter(name: str, what: str, *labels: str) -> Callable[..., Counter]:
+            return cache(Counter(name, what, labels, "idempotency", registry=registry).labels)
+
+        def histogram(name: str, what: str) -> Callable[..., Histogram]:
+            of = Histogram(name, what, ["operation"], "idempotency", registry=registry, buckets=SECONDS)
+            return cache(of.labels)
+
+        what = "Requests to protected views, by what became of them"
+        self._requests = counter("requests", what, "operation", "outcome", "problem")
+        what = "Observed requests, by their would-be outcome, and whether a replay has the same status"
+        self._observed = counter("observed", what, "operation", "would", "problem", "status")
+        self._takeovers = counter("takeovers", "Operations that were run again", "operation")
+        self._failures = counter("store_failures", "Failures of the lock or the records", "part")
+        ran = histogram("execution_seconds", "How long the attempts at an operation took")
+        responded = histogram("response_seconds", "How long replays and rejections took")
+        self._seconds = dict.fromkeys(_RAN, ran) | dict.fromkeys(_RESPONDED, responded)
+        for part in "lock", "records":
+            self._failures(part)
+        self._begin = cache(self._begin_at_0)
+
+    def _begin_at_0(self, operation: str) -> None:
+        """Begin an operation's series, so that an event after a scrape is an increase."""
+        for outcome in (*_RAN, "replayed", "unprotected"):
+            self._requests(operation, outcome, "")
+        self._requests(operation, "unprotected", StoreUnavailable.type)
+        for child in (self._takeovers, *self._seconds.values()):
+            child(operation)
 
     def count(self, _app: Flask, event: Event) -> None:
         """A request to a protected view has its outcome."""
+        problem = event.problem or ""
         if event.outcome is not None:  # otherwise it found an interrupted operation
-            self._series.of(event.operation).count(event)
+            self._begin(event.operation)
+            rejection = "" if event.would else problem  # alerts are about these
+            self._requests(event.operation, event.outcome, rejection).inc()
+            if seconds := self._seconds.get(str(event.outcome)):
+                seconds(event.operation).observe(event.seconds or 0)
         if event.would is not None:
-            self._count_observed(event)
-
-    def _count_observed(self, event: Event) -> None:
-        status = ""
-        if event.first_status is not None:
             status = "same" if event.status == event.first_status else "other"
-        labels = event.operation, event.would, event.problem or "", status
-        self._series.observed.labels(*labels).inc()
+            status = "" if event.first_status is None else status
+            self._observed(event.operation, event.would, problem, status).inc()
 
     def count_takeover(self, _app: Flask, event: Event) -> None:
         """An operation is run again."""
-        self._series.of(event.operation).takeovers.inc()
+        self._begin(event.operation)
+        self._takeovers(event.operation).inc()
 
     def count_failure(self, _app: Flask, event: Event) -> None:
         """The lock, whose events name no operation, or the records failed."""
-        self._series.store_failures.labels("records" if event.operation else "lock").inc()
-
-
-class _Operation:
-    """The series of one operation. They begin at 0, so that an event after a scrape is an increase."""
-
-    def __init__(self, series: _Series, name: str) -> None:
-        self._requests = cache(lambda outcome, problem: series.requests.labels(name, outcome, problem))
-        for outcome in _COUNTED:
-            self._requests(outcome, "")
-        self._requests("unprotected", StoreUnavailable.type)
-        self.takeovers = series.takeovers.labels(name)
-        ran = series.execution_seconds.labels(name).observe
-        responded = series.response_seconds.labels(name).observe
-        self._observe = dict.fromkeys(_RAN, ran) | dict.fromkeys(_RESPONDED, responded)
-
-    def count(self, event: Event) -> None:
-        """A request for the operation has its outcome."""
-        problem = "" if event.would else event.problem or ""  # alerts are about rejections
-        self._requests(event.outcome, problem).inc()
-        if observe := self._observe.get(str(event.outcome)):
-            observe(event.seconds or 0)
+        self._failures("records" if event.operation else "lock").inc()
 
 
 class RecordsCollector:
@@ -168,12 +141,12 @@ class RecordsCollector:
         self._app, self._clock = app, clock
         self._overview = app_state(app).own_records.admin().overview
         self._turn, self._until = threading.Lock(), -math.inf
-        self._asked: Future[list[Metric]] | None = None
+        self._asking: threading.Thread | None = None
         self._known, self._is_up = [_up(False)], True
 
     def describe(self) -> list[Metric]:
-        """Every family, without samples: to be registered asks no database."""
-        return [_up(), *_families()]
+        """One family stands for all: to be registered asks no database."""
+        return [_up()]
 
     def collect(self) -> list[Metric]:
         """Collect what the records are like, now or within the last ten seconds.
@@ -182,39 +155,31 @@ class RecordsCollector:
         for a silent host, a full pool or whatever else may hang. What hangs is not asked again before
         it has ended.
         """
-        if found := self._begin():
-            try:
-                self._known, self._is_up = [_up(True), *found.result(PATIENCE_SECONDS)], True
-            except Exception as error:  # whatever it is, a scrape goes on
-                if self._is_up:
-                    log.warning("metrics: the records cannot be counted: %s", type(error).__name__)
-                self._known, self._is_up = [_up(False)], False
+        with self._turn:
+            is_asking = self._asking is not None and self._asking.is_alive()
+            if is_asking or self._clock() < self._until:
+                return self._known
+            # A thread of its own, which a scrape may leave behind. In the scrape's own, the teardown
+            # functions of the application would end what its request still uses.
+            asking = self._asking = threading.Thread(target=self._ask, daemon=True)
+            asking.start()
+            self._until = self._clock() + FRESH_SECONDS
+        asking.join(PATIENCE_SECONDS)
+        if asking.is_alive():
+            self._fail("no reply")
         return self._known
 
-    def _begin(self) -> Future[list[Metric]] | None:
-        """Ask the store, if it is time to; return what will be its reply."""
-        with self._turn:
-            if self._clock() < self._until or (self._asked and not self._asked.done()):
-                return None
-            self._asked = Future()
-            target, args = _answer, (self._asked, self._app, self._overview)
-            threading.Thread(target=target, args=args, name="idempotency-metrics", daemon=True).start()
-            self._until = self._clock() + FRESH_SECONDS
-        return self._asked
+    def _ask(self) -> None:
+        try:
+            with self._app.app_context():
+                self._known, self._is_up = [_up(True), *_families(self._overview())], True
+        except BaseException as error:  # whatever it is, a scrape goes on
+            self._fail(type(error).__name__)
 
-
-def _answer(asked: Future[list[Metric]], app: Flask, overview: Callable[[], Any]) -> None:
-    """Ask the store in a thread of its own, which a scrape may leave behind.
-
-    The application's teardown functions would end what a request in the scrape's thread still uses.
-    """
-    try:
-        with app.app_context():
-            found = list(_families(overview()))
-    except BaseException as error:  # for whoever waits
-        asked.set_exception(error)
-    else:
-        asked.set_result(found)
+    def _fail(self, why: str) -> None:
+        if self._is_up:
+            log.warning("metrics: the records cannot be counted: %s", why)
+        self._known, self._is_up = [_up(False)], False
 
 
 def _up(is_up: bool | None = None) -> Metric:
@@ -222,38 +187,24 @@ def _up(is_up: bool | None = None) -> Metric:
     return GaugeMetricFamily("idempotency_records_up", what, value=is_up)
 
 
-def _families(found: Any = None) -> Iterator[Metric]:
-    """Yield the series about the records: what an ``Overview`` says, or (None) without samples."""
-    records = GaugeMetricFamily(
-        "idempotency_records", "Records; in a large table, estimated", labels=("operation", "state")
-    )
-    for tally in found.tallies if found else ():
+def _families(found: Any) -> Iterator[Metric]:
+    """Yield the series about the records, from an ``Overview`` of the store."""
+    what = "Records; in a large table, estimated"
+    records = GaugeMetricFamily("idempotency_records", what, labels=("operation", "state"))
+    for tally in found.tallies:
         records.add_metric((tally.operation, tally.state), tally.count)
     yield records
-    for name, (what, value) in _GAUGES.items():
-        yield GaugeMetricFamily(f"idempotency_{name}", what, value=value(found) if found else None)
+    interrupted = _age(found.interrupted, found.interrupted_seconds)
+    expired = _age(found.expired, found.expired_seconds)
+    for name, value, what in (
+        ("records_interrupted", found.interrupted, "Operations that wait; counted up to 10,000"),
+        ("oldest_interrupted_seconds", interrupted, "How long ago the oldest of these began, or 0"),
+        ("records_expired", found.expired, "Records that wait for a purge; counted up to 10,000"),
+        ("oldest_expired_seconds", expired, "How long ago the oldest of these expired, or 0"),
+    ):
+        yield GaugeMetricFamily(f"idempotency_{name}", what, value=value)
 
 
 def _age(count: int, seconds: float | None) -> float:
     """The age of the oldest of ``count``: 0 if there is none, infinite if nobody knows since when."""
     return seconds if seconds is not None else math.inf if count else 0
-
-
-_GAUGES: dict[str, tuple[str, Callable[[Any], float]]] = {
-    "records_interrupted": (
-        "Operations that were interrupted, or failed after a step, and wait; counted up to 10,000",
-        lambda found: found.interrupted,
-    ),
-    "oldest_interrupted_seconds": (
-        "How long ago the oldest of these began, or of what runs a third time; 0 if there is none",
-        lambda found: _age(found.interrupted, found.interrupted_seconds),
-    ),
-    "records_expired": (
-        "Expired records, which wait for a purge; counted up to 10,000",
-        lambda found: found.expired,
-    ),
-    "oldest_expired_seconds": (
-        "How long ago the oldest of the expired records expired; 0 if there is none",
-        lambda found: _age(found.expired, found.expired_seconds),
-    ),
-}

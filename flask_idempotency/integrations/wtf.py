@@ -9,13 +9,10 @@ from markupsafe import Markup
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.web.forms import FIELD, new_value
 
-try:
+from . import required
+
+with required("Flask-WTF", extra="wtf"):
     from wtforms import HiddenField
-except ImportError as error:
-    raise ImportError(
-        f"flask_idempotency.integrations.wtf needs Flask-WTF ({error}):"
-        " pip install 'flask-idempotency[wtf]'"
-    ) from error
 
 
 class IdempotencyField(HiddenField):

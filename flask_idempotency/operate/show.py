@@ -23,7 +23,7 @@ class Found:
     """A record with what belongs to it: finished steps, what operators did, and derived keys.
 
     ``steps`` have their derived keys and results. ``key`` is None if the record is gone; then they have
-    neither. ``broken`` says why a result cannot be read.
+    neither. ``broken`` says why a result cannot be read, ``too_old`` why a release could do it twice.
     """
 
     line: Line
@@ -33,6 +33,7 @@ class Found:
     audit: list[AuditEntry]
     broken: str
     acts: list[str]
+    too_old: str
     advice: tuple[str, ...]
 
 
@@ -60,7 +61,7 @@ def look_into(state: AppState, line: Line, names: Iterable[str] = ()) -> Found:
         except RecordBroken as error:
             why_not = error.detail.rstrip(".")
     advice = _advice(steps, why_not) if "release" in open_acts else ()
-    return Found(line, key, steps, derived, store.audit(start), broken, open_acts, advice)
+    return Found(line, key, steps, derived, store.audit(start), broken, open_acts, why_not, advice)
 
 
 def row(line: Line) -> dict[str, Any]:

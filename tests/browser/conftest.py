@@ -37,7 +37,7 @@ def store() -> str:
 
 @pytest.fixture
 def world(make_world: Any) -> Any:
-    world = make_world(SECRET_KEY="secret", PROPAGATE_EXCEPTIONS=False)
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
     blueprint = world.idempotency.console_blueprint(authorize=lambda: "ada@example.org")
     world.app.register_blueprint(blueprint, url_prefix=ROOT)
     with world.app.app_context():

@@ -47,11 +47,9 @@ def exported(world):
     """The labels of each series, by its name."""
     registry = CollectorRegistry()
     export_metrics(world.app, registry=registry)
-    registry.register(RecordsCollector(world.app))
-    labels = {}
+    labels = {each.name: {"operation", "state"} for each in RecordsCollector(world.app).collect()}
     for collector, names in registry._collector_to_names.items():
-        of = getattr(collector, "_labelnames", ("operation", "state"))
-        labels.update({name: set(of) for name in names})
+        labels.update({name: set(collector._labelnames) for name in names})
     return labels
 
 

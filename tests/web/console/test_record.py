@@ -557,7 +557,9 @@ def test_what_is_older_than_its_ttl_is_released_only_by_who_has_seen_the_books(
     browser, world, act, interrupted
 ):
     digits = interrupted()
+    assert 'name="not_done"' not in browser.get(f"/records/{digits}/release").text
     world.sql("update idempotency_record set created_at = now() - interval '25 hours'")
+    assert 'name="not_done"' in browser.get(f"/records/{digits}/release").text
     answer = act(digits, "release")
     assert answer.status_code == 400
     assert "began 1 d 1 h ago, and its ttl is 1 d" in text_of(answer)
