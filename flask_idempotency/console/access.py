@@ -61,11 +61,6 @@ def admit(authorize: Callable[[], object]) -> Response | None:
     return None
 
 
-def is_admitted() -> bool:
-    """Return True if :func:`admit` has let the present request in, as far as its form's origin."""
-    return "idempotency_who" in g
-
-
 def operator() -> Operator:
     """Who acts in the present request."""
     return Operator(g.idempotency_who, "console")

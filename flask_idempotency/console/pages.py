@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import current_app, redirect, request, url_for
+from flask import current_app, g, redirect, request, url_for
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from werkzeug.wrappers import Response
@@ -116,7 +116,7 @@ def records() -> Response:
 
 def refused(error: IdempotencyError) -> Response:
     """The page for what cannot be done. Before somebody is let in, it is the application's mistake."""
-    if not access.is_admitted():
+    if "idempotency_who" not in g:
         raise error
     status, title = next(found for kind, found in _REFUSALS.items() if isinstance(error, kind))
     return page("message.html", status, title=title, detail=explain(error), done="")
