@@ -32,7 +32,7 @@ class Operation:
 
     ``attempt`` is 1 for its first execution and one more for each take-over. It is committed before
     the view runs, so no crash of a process makes two attempts carry one number; a crash of PostgreSQL
-    may (an atomic operation's claim is committed asynchronously, docs/request.md). ``born`` is when
+    may (an atomic operation's claim is committed asynchronously, docs/decisions/0004). ``born`` is when
     its key was made, in seconds since 1970, where old keys are refused and it says so.
     """
 
