@@ -97,32 +97,37 @@ def legible() -> Iterator[None]:
     """Raise ``RecordBroken`` where a stored value cannot be read."""
     try:
         yield
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+    except _ILLEGIBLE as error:
         raise RecordBroken from error
 
 
-@legible()
+_ILLEGIBLE = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+
+
 def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
     """The record whose fields these are, a fingerprint's and a response's one by one.
 
     Numbers may be texts. Raises ``RecordBroken``.
     """
-    left, released = fields["lease_left"], fields["released"]
-    released_attempt = fields["released_attempt"]
-    return Record(
-        bytes(key),
-        fields["name"],
-        State(fields["state"]),
-        Fingerprint(int(fields["version"]), bytes(fields["digest"])),
-        int(fields["attempt"]),
-        fields["owner"],
-        expired=fields["expired"] in (1, "1"),
-        lease_left=None if left is None else finite(float(left)),
-        response=_response_of(fields),
-        released_attempt=None if released_attempt is None else int(released_attempt),
-        age=finite(float(fields["age"])),
-        released=None if released is None else finite(float(released)),
-    )
+    try:
+        left, released = fields["lease_left"], fields["released"]
+        released_attempt = fields["released_attempt"]
+        return Record(
+            bytes(key),
+            fields["name"],
+            State(fields["state"]),
+            Fingerprint(int(fields["version"]), bytes(fields["digest"])),
+            int(fields["attempt"]),
+            fields["owner"],
+            expired=fields["expired"] in (1, "1"),
+            lease_left=None if left is None else finite(float(left)),
+            response=_response_of(fields),
+            released_attempt=None if released_attempt is None else int(released_attempt),
+            age=finite(float(fields["age"])),
+            released=None if released is None else finite(float(released)),
+        )
+    except _ILLEGIBLE as error:  # not by the context: every replay comes here
+        raise RecordBroken from error
 
 
 def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
@@ -130,15 +135,18 @@ def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
         return None
     status, headers, body = int(fields["status"]), fields["headers"], fields["body"]
     if headers is not None:
-        headers = USUAL_HEADERS.get(headers) or tuple(
-            (name, value) for name, value in json.loads(headers)
-        )
+        headers = USUAL_HEADERS.get(headers) or _headers_of(headers)
     response = StoredResponse(status, headers, None if body is None else bytes(body))
-    texts = [text for line in response.headers or () for text in line]
-    is_whole = response.headers is not None or response.is_sealed()
-    if not (100 <= status <= 599 and is_whole and all(isinstance(text, str) for text in texts)):
+    if not (100 <= status <= 599 and (headers is not None or response.is_sealed())):
         raise ValueError
     return response
+
+
+def _headers_of(text: str) -> Headers:
+    headers = tuple((name, value) for name, value in json.loads(text))
+    if not all(isinstance(part, str) for line in headers for part in line):
+        raise ValueError
+    return headers
 
 
 def finite(seconds: float) -> float:

@@ -83,4 +83,4 @@ class Connection(RawConnection):
         except self.Error as error:
             self._is_lost = self._is_lost or sqlstate(error) is None
             raise
-        return Answer(count, lambda: rows)
+        return rows, count

@@ -9,7 +9,6 @@ its own, and all take one round trip. What is sent on a connection is prepared t
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -106,10 +105,8 @@ class Connection(RawConnection):
             results = self._exchange(message, given, None)
         counts = (each.command_tuples for each in reversed(results))
         rows = next((each for each in reversed(results) if each.nfields), None)
-        return Answer(
-            next((count for count in counts if count is not None), -1),
-            partial(_rows, transformer, rows) if rows else list,
-        )
+        found = _rows(transformer, rows) if rows else []
+        return found, next((count for count in counts if count is not None), -1)
 
     def _exchange(self, message: list[_Statement], given: _Given, known: _Known | None) -> list[Any]:
         """Send statements in one round trip; all results. Raises the error of the first that fails.

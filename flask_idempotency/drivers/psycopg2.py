@@ -36,7 +36,7 @@ class Connection(RawConnection):
         cursor = extensions.cursor(self.driver)
         before = ";".join([*first, ""])
         cursor.execute((before.replace("%", "%%") if values else before) + text, values)
-        return Answer(cursor.rowcount, cursor.fetchall if cursor.description else list)
+        return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
     def switch(self) -> None:
         """See :class:`RawConnection`."""

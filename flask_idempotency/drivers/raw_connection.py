@@ -12,7 +12,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, cast
 
@@ -74,16 +73,9 @@ def raw_of(pooled: Any, dialect: Dialect) -> RawConnection:
     return class_of(dialect)(innermost(pooled.dbapi_connection), dialect)
 
 
-@dataclass
-class Answer:
-    """What a message answered, with DB-API's names.
-
-    ``rowcount``: how many rows its last statement changed or returned. ``fetchall`` returns the rows of
-    the last statement that returned some.
-    """
-
-    rowcount: int
-    fetchall: Callable[[], list[tuple[Any, ...]]]
+Answer = tuple[list[tuple[Any, ...]], int]
+"""The rows of a message's last statement that returned some, and how many its last statement changed or
+returned."""
 
 
 class RawConnection:

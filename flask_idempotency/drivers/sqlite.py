@@ -35,7 +35,7 @@ class Connection(RawConnection):
         cursor = self.driver.cursor()
         for sql in [*first, *(sql for sql, _ in statements(text))]:
             cursor.execute(sql, values or {})
-        return Answer(cursor.rowcount, cursor.fetchall)
+        return cursor.fetchall(), cursor.rowcount
 
     def put_right(self) -> None:
         """See :class:`RawConnection`."""

@@ -331,7 +331,7 @@ class OperationTransaction:
             return True
         try:
             self.flush()
-            return bool(self._send([], HAS_NUMBER).fetchall()[0][0])
+            return bool(self._send([], HAS_NUMBER)[0][0][0])
         except exc.DBAPIError as error:
             raise (
                 StoreUnavailable() if self.is_lost() else self.broken or NotAtomic(FAILED)

@@ -272,7 +272,7 @@ class SqliteHold:
                 raise found
             transaction.flush()
             every = {**claim_values(self._claim), **values}
-            if transaction.raw.send(messages.prepared(template), every).rowcount == 0:
+            if transaction.raw.send(messages.prepared(template), every)[1] == 0:
                 raise LeaseLost
             transaction.commit("", {})
         except (exc.SQLAlchemyError, sqlite3.Error) as error:

@@ -65,7 +65,7 @@ def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     engine, pooled = messages.engine, messages.engine.raw_connection()
     raw = raw_of(pooled, engine.dialect)
     raw.take()
-    ((xid,),) = raw.send(f"BEGIN; SAVEPOINT {FIRST}; SELECT txid_current()").fetchall()
+    [(xid,)], _ = raw.send(f"BEGIN; SAVEPOINT {FIRST}; SELECT txid_current()")
     row = "read committed", [claim.owner, "1", str(xid), "false", "on"]
     connection: Any = Connection(engine, pooled)
     return PostgresHold(messages, claim, connection, raw, row, claim_values(claim))

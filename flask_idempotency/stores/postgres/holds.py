@@ -280,7 +280,7 @@ class PostgresHold:
 
 def _read(answer: Any) -> tuple[str, list[str]]:
     """The level of isolation, and what the lock's message holds: of an earlier lock, or nothing."""
-    isolation, _, held = answer.fetchall()[0][0].partition("/")
+    isolation, _, held = answer[0][0][0].partition("/")
     return isolation, held.split() or [""]
 
 

@@ -55,12 +55,11 @@ class MessagesInTest(Messages):
             raw.send("SAVEPOINT idempotency_message")
             try:
                 answer = raw.send(text, values)
-                rows, count = answer.fetchall(), answer.rowcount
                 raw.send("RELEASE idempotency_message")
             except self.Error as error:
                 raw.send("ROLLBACK TO idempotency_message")
                 raise record_error(error, self.table.fullname, self.Error) from error
-        return rows, count
+        return answer
 
 
 class HoldInTest(PostgresHold):

@@ -100,8 +100,7 @@ class Messages:
         def ask() -> tuple[list[tuple[Any, ...]], int]:
             text = self.prepared(self._first + template)
             with self.borrowed() as raw:
-                answer = raw.send(text, values)
-                return answer.fetchall(), answer.rowcount
+                return raw.send(text, values)
 
         return self.twice(ask)
 
@@ -168,7 +167,7 @@ class Messages:
         if self._facts is None:
             table = self.engine.dialect.identifier_preparer.format_table(self.table)
             with self.borrowed() as raw:
-                row = raw.send(statements.FACTS, {"table": table}).fetchall()[0]
+                row = raw.send(statements.FACTS, {"table": table})[0][0]
                 role, schema, deferred, reads_may_write, synchronous, watching = row
                 begins = statements.SYNCHRONOUS if synchronous == "off" else ""
                 if watching == "0" and _can_watch(raw):  # None before PostgreSQL 14

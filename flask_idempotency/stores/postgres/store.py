@@ -95,7 +95,7 @@ class PostgresRecords:
             nonlocal is_absent
             if not is_absent:
                 text = messages.prepared(statements.LOOK)
-                if rows := raw.send(text, {"key": claim.key}).fetchall():
+                if rows := raw.send(text, {"key": claim.key})[0]:
                     return record_in(claim.key, *rows[0])
             is_absent = True
             return None

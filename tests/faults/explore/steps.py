@@ -226,10 +226,9 @@ def _lost() -> None:
 
 def _found_rows(name: str, answer: Any) -> bool:
     """Whether a part of a message has changed or locked any."""
+    rows, count = answer
     if name != "lock":
-        return answer.rowcount > 0  # type: ignore[no-any-return]
-    rows = answer.fetchall()
-    answer.fetchall = lambda: rows  # psycopg2 tells but once
+        return count > 0  # type: ignore[no-any-return]
     ((held,),) = rows  # the level of isolation, and what was locked
     return not held.endswith("/")
 
