@@ -37,7 +37,7 @@ from flask_idempotency.stores.sqlite import SqliteRecords
 from flask_idempotency.stores.table import define_table
 from flask_idempotency.web import hooks, run
 from flask_idempotency.web.forms import idempotency_field
-from flask_idempotency.web.routes import EXEMPT, AppState, app_state, set_state, states
+from flask_idempotency.web.routes import EXEMPT, AppState, app_state, states
 from flask_idempotency.web.settings import (
     NOT_GIVEN,
     PROTECT_OPTIONS,
@@ -46,7 +46,6 @@ from flask_idempotency.web.settings import (
     RouteOptions,
     RunOptions,
     ScopeCallable,
-    Settings,
     Skip,
     bind_of,
     check_database,
@@ -112,16 +111,51 @@ class Idempotency:
             db, session = self._db, self._session
         sessions = sessions_of(app, db, session, metadata or self._metadata)
         scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
-        client = _checked_client(self._redis if redis is None else redis)
-        settings = read_settings(app.config, redis_given=client is not None)
-        given = self._protected, self._exempt_endpoints
-        state = _compose(app, sessions, scope, settings, client, given)
+        state = self._composed(app, sessions, scope, self._redis if redis is None else redis)
         joining.install(sessions)
         for each in state.engines.values():
             transaction.hook(each, stray.hear)
         hooks.register(app, state)
         app.add_template_global(idempotency_field)
-        set_state(app, state)
+        app.extensions["idempotency"] = state
+
+    def _composed(
+        self, app: Flask, sessions: Sessions, scope: ScopeCallable | None, client: Any
+    ) -> AppState:
+        """Put stores, engine and settings together."""
+        if client is not None and not isinstance(client, (Redis, RedisCluster)):
+            raise ConfigurationError(
+                f"redis is of {type(client)}; allowed: a redis.Redis, also a Sentinel's master_for(),"
+                " or a redis.RedisCluster, not one of redis.asyncio"
+            )
+        settings = read_settings(app.config, redis_given=client is not None)
+        key = bind_of(sessions, settings)
+        database = sessions.engines[key]
+        check_database(database, settings.store)
+        # Without a table of ours, something must still stand for the bind whose writes are atomic.
+        metadata = sessions.metadata_of(key)
+        there = metadata if settings.has_table else MetaData(info=metadata.info)
+        table = define_table(there, settings.table)
+        if client is None and settings.redis_url:
+            client = client_from_url(settings.redis_url)
+        prefix = redis_prefix(settings, database)
+        lock: Lock = Lock()
+        if settings.store == "hybrid":
+            tell = lambda error: send(store_failed, app, Event("", error=error))  # noqa: E731
+            lock = RedisLock(client, prefix, on_failure=tell)
+        keys = settings.encryption_keys
+        sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Sealer()
+        records: Records = RedisRecords(client, prefix)
+        if settings.has_table:
+            kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
+            records = kind(database, table)
+        own, in_test = records, None
+        if isinstance(records, PostgresRecords):
+            own, in_test = records.apart(), partial(RecordsInTest, records)
+        engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
+        databases = (app, sessions, key, database, table, records)
+        given = (scope, settings, self._protected, self._exempt_endpoints)
+        return AppState(*databases, *given, lock, sealer, engine, own, in_test)
 
     def protect(
         self,
@@ -150,14 +184,9 @@ class Idempotency:
             )
         if isinstance(target, Flask) and app_state(target).protected is not self._protected:
             raise ConfigurationError(f"the application {target.name} has another Idempotency")
-        if "name" in options:
-            raise ConfigurationError(
-                "name is for one view alone, and those that protect() covers would be one operation:"
-                " use @idempotent(name=...)"
-            )
         route = read_options({**options, "methods": methods, "skip": skip}, PROTECT_OPTIONS)
         before = self._protected.get(target, route)  # a factory that makes several applications
-        if hasattr(target, EXEMPT) or before.methods != route.methods:
+        if hasattr(target, EXEMPT) or set(before.methods) != set(route.methods):
             raise ConfigurationError(
                 f"{target.name} is exempt, or protected already with other methods: decide on one"
             )
@@ -202,8 +231,8 @@ class Idempotency:
         one, such as ``"shop.search"``. Call it before the first request, before or after the target is
         registered: a view that has been protected stays so.
 
-        Raises ``ConfigurationError`` for anything else. A view with ``@idempotent`` of its own raises
-        it in its first request.
+        Raises ``ConfigurationError`` for anything else. A view with ``@idempotent`` of its own stays
+        protected.
         """
         if isinstance(target, Flask) or not (isinstance(target, (Blueprint, str)) or callable(target)):
             raise ConfigurationError(
@@ -247,62 +276,13 @@ class Idempotency:
 def _checked_scope(scope: Any) -> ScopeCallable | None:
     if scope is NOT_GIVEN:
         raise ConfigurationError(
-            "scope is missing. It says whose an idempotency key is: without it, a customer who happens"
-            " to use another's key would get the other's stored response. Pass a callable that returns"
-            " the tenant's or user's id, such as scope=lambda: g.account_id, or scope=None if this API"
-            " really has only one tenant"
+            "scope is missing: without it, a customer who happens to use another's key would get the"
+            " other's stored response. Pass a callable that returns the tenant's or user's id, such as"
+            " scope=lambda: g.account_id, or scope=None if this API really has only one tenant"
         )
     if scope is not None and not callable(scope):
-        raise ConfigurationError(
-            f"scope is {shown(scope)}; allowed: a callable, or None for one tenant"
-        )
+        raise ConfigurationError(f"scope is {shown(scope)}; allowed: a callable, or None")
     return scope  # type: ignore[no-any-return]
-
-
-def _checked_client(client: Any) -> Any:
-    if client is not None and not isinstance(client, (Redis, RedisCluster)):
-        raise ConfigurationError(
-            f"redis is a {type(client).__module__}.{type(client).__name__}; allowed: a redis.Redis"
-            " (also a Sentinel's master_for(...)) or a redis.RedisCluster, not one of redis.asyncio"
-        )
-    return client
-
-
-def _compose(
-    app: Flask,
-    sessions: Sessions,
-    scope: ScopeCallable | None,
-    settings: Settings,
-    client: Any,
-    given: tuple[Any, Any],
-) -> AppState:
-    """Put stores, engine and settings together."""
-    key = bind_of(sessions, settings)
-    database = sessions.engines[key]
-    check_database(database, settings.store)
-    # Without a table of ours, something must still stand for the bind whose writes are atomic.
-    metadata = sessions.metadata_of(key)
-    there = metadata if settings.has_table else MetaData(info=metadata.info)
-    table = define_table(there, settings.table)
-    if client is None and settings.redis_url:
-        client = client_from_url(settings.redis_url)
-    prefix = redis_prefix(settings, database)
-    lock: Lock = Lock()
-    if settings.store == "hybrid":
-        tell = lambda error: send(store_failed, app, Event("", error=error))  # noqa: E731
-        lock = RedisLock(client, prefix, on_failure=tell)
-    keys = settings.encryption_keys
-    sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Sealer()
-    records: Records = RedisRecords(client, prefix)
-    if settings.has_table:
-        kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
-        records = kind(database, table)
-    own, in_test = records, None
-    if isinstance(records, PostgresRecords):
-        own, in_test = records.apart(), partial(RecordsInTest, records)
-    engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
-    databases = (app, sessions, key, database, table, records)
-    return AppState(*databases, scope, settings, *given, lock, sealer, engine, own, in_test)
 
 
 USUAL_POOL_SIZE = 5

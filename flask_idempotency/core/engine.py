@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from . import process
 from .errors import RecordBroken, StoreUnavailable
-from .fingerprint import Fingerprint
 from .machine import Next, Situation, decide, runs_again, situation
 from .ports import Glance, Hold, Lease, Lock, Records, Sealer
 from .records import Claim, Record, State, StoredResponse
@@ -23,10 +22,6 @@ from .records import Claim, Record, State, StoredResponse
 ROUNDS = 3
 """How often a record may vanish or appear between a look and a claim. Each round means that another
 request's transaction or a purge ended just then; three in a row mean that something is wrong."""
-PURGE_SECONDS = 0.25
-"""How long a request waits for the holder of an *expired* record: most likely a purge, which deletes a
-batch in milliseconds."""
-
 POLL_SECONDS = 0.1
 """How often a waiting request looks at a *leased* record. There is no row lock to wait for, and poolers
 drop notifications."""
@@ -75,19 +70,13 @@ class Execution:
     """
 
     def __init__(
-        self,
-        hold: Hold,
-        lock: Lock,
-        mine: bool,
-        claim: Claim,
-        sealer: Sealer,
-        found: Record | None = None,
+        self, engine: DecisionEngine, hold: Hold, claim: Claim, mine: bool, found: Record | None
     ) -> None:
         self.hold, self.claim, self.pid = hold, claim, claim.pid
         self.took_over = found is not None and not found.expired
         self.was_interrupted = found is not None and situation(found) is Situation.INTERRUPTED
         self.was_released = found is not None and found.released is not None
-        self._lock, self._mine, self._sealer = lock, mine, sealer
+        self._engine, self._mine = engine, mine
 
     def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response and commit, durably, while the lock is told.
@@ -95,8 +84,8 @@ class Execution:
         ``waits``: see ``Lease.complete``. Errors: see ``Hold.complete``. After one, ``abandon``.
         """
         self.claim.refuse_in_child()
-        sealed = self._sealer.seal(response, self.claim)
-        lock_is_told = self._lock.finish(self.claim)
+        sealed = self._engine.sealer.seal(response, self.claim)
+        lock_is_told = self._engine.lock.finish(self.claim)
         # If this fails, the lock sends retries to the records for nothing, which costs them a look.
         try:
             self.hold.complete(sealed, **({"waits": True} if waits else {}))
@@ -123,19 +112,19 @@ class Execution:
         finally:
             if self._mine:
                 self._mine = False
-                self._lock.release(self.claim)
+                self._engine.lock.release(self.claim)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The operation has finished in its ``attempt``: replay its response.
 
-    ``incomparable`` is the stored fingerprint, if nobody can tell whether the request is the same.
+    Not ``is_comparable``: nobody can tell whether the request is the same.
     """
 
     response: StoredResponse
     attempt: int
-    incomparable: Fingerprint | None = None
+    is_comparable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +172,7 @@ class DecisionEngine:
         clock: Any,
         max_waiters: int = MAX_WAITERS,
     ) -> None:
-        self._records, self._lock, self._sealer, self._clock = records, lock, sealer, clock
+        self._records, self.lock, self.sealer, self._clock = records, lock, sealer, clock
         self.max_waiters, self._places = max_waiters, threading.Semaphore(max_waiters)
 
     def decide(
@@ -201,7 +190,7 @@ class DecisionEngine:
         Raises ``StoreUnavailable`` if the records cannot be reached, and ``LeaseLost`` in a child that
         was forked since the claim was made: a fork copies all greenlets, and the parent's goes on.
         """
-        glance = self._lock.acquire(claim)
+        glance = self.lock.acquire(claim)
         patience = _Patience(wait, self._clock, self._places)
         if glance is Glance.BUSY and patience.left() <= 0:
             return InProgress(by_lock=True)
@@ -223,9 +212,9 @@ class DecisionEngine:
             patience.end()
             if mine and not isinstance(decision, Execution) and claim.pid == process.number:
                 if isinstance(decision, Replay) or decision == Mismatch(finished=True):
-                    self._lock.finish(claim)()
+                    self.lock.finish(claim)()
                 else:
-                    self._lock.release(claim)
+                    self.lock.release(claim)
 
     def look(self, key: bytes) -> Record | None:
         """The record as it is now, with its response decrypted. Claims nothing.
@@ -239,7 +228,7 @@ class DecisionEngine:
 
     def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Execution:
         claim.refuse_in_child()  # the hold is the parent's, too
-        return Execution(hold, self._lock, mine, claim, self._sealer, record)
+        return Execution(self, hold, claim, mine, record)
 
     def _settle(
         self,
@@ -265,10 +254,7 @@ class DecisionEngine:
             if tried is None or record is None or found is Situation.COMPLETED:
                 rounds += 1
                 continue
-            left = patience.left()
-            if found is Situation.EXPIRED and rounds == 0:
-                rounds, left = 1, max(left, PURGE_SECONDS)
-            if left <= 0:
+            if (left := patience.left()) <= 0:
                 return InProgress(record.lease_left)
             if found is Situation.LEASED:
                 patience.spend(min(left, POLL_SECONDS), self._clock.sleep)
@@ -283,8 +269,8 @@ class DecisionEngine:
         seen, hold = cast("Record", record), None
         match step:
             case Next.REPLAY:
-                is_unknown = claim.fingerprint.matches(seen.fingerprint) is None
-                return Replay(self.opened(seen), seen.attempt, seen.fingerprint if is_unknown else None)
+                is_comparable = claim.fingerprint.matches(seen.fingerprint) is not None
+                return Replay(self.opened(seen), seen.attempt, is_comparable)
             case Next.REFUSE:
                 return Mismatch(finished=situation(seen) is Situation.COMPLETED)
             case Next.ASK_ROUTE if not runs_again(seen, policy, claim.retried_seconds):
@@ -315,4 +301,4 @@ class DecisionEngine:
         """
         if record.response is None:
             raise RecordBroken
-        return self._sealer.open(record.response, record)
+        return self.sealer.open(record.response, record)

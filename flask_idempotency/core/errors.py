@@ -62,6 +62,8 @@ class NotAtomic(IdempotencyError):
 class RecordBroken(IdempotencyError):
     """The stored record cannot be read, as something else wrote to it. Its operation runs no more."""
 
+    type = "record-unreadable"  # in events: the response is a plain 500
+
 
 class SealBroken(RecordBroken):
     """The stored record cannot be decrypted with the keys in IDEMPOTENCY_ENCRYPTION_KEYS."""
@@ -200,11 +202,7 @@ PROBLEMS = tuple(kind for kind in Problem.__subclasses__() if kind not in (Opera
 """What a client of a protected endpoint may meet whatever its view does, by rising status."""
 
 
-AUTOCOMMIT = (
-    "the engine's connections are in autocommit mode (isolation_level AUTOCOMMIT, connect_args, or a"
-    " listener), so a view's writes cannot commit together with the record: give the idempotent routes'"
-    " engine a transactional level"
-)
+AUTOCOMMIT = "the engine's connections are in autocommit mode: give them an isolation level"
 
 
 def sqlstate(error: BaseException | None) -> str | None:

@@ -27,7 +27,7 @@ FIELDS: Final = 9
 
 _CODES: Final = 16
 """The algorithms' codes are below this. The code of one that was given a list of pointers is that plus
-this times a number from 1 to :data:`_LISTS`, which stands for the list: see :func:`by_fields`."""
+this times a number from 1 to :data:`_LISTS`, which stands for the list: see :func:`by_parts`."""
 
 _LISTS: Final = 2047
 """The largest such code still fits the column, a smallint. One pair of lists in 2047 has the same
@@ -100,59 +100,36 @@ class Fingerprint:
         """True if it was made under a secret key: then responses are encrypted, too."""
         return len(self.digest) > _DIGEST_BYTES
 
-    @property
-    def origin(self) -> str:
-        """What made it, in words for a log line."""
-        key_id = self.digest[:-_DIGEST_BYTES]
-        return f"version {self.algorithm}" + (f" under key {key_id.hex()}" if key_id else "")
-
 
 def _mac(data: bytes, key: bytes) -> bytes:
     # Four times as fast as HMAC: this is computed for every request.
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).digest()
 
 
-def by_request(parts: RequestParts) -> Fingerprint:
-    """Digest method, host, path, sorted query, media type and body."""
-    return _fingerprint(REQUEST, *_target(parts), parts.media_type, *_content(parts))
+def by_parts(parts: RequestParts, compared: str | Sequence[str]) -> Fingerprint:
+    """Digest method, host, path, sorted query, and what counts of the rest.
 
+    ``"request"``: media type and body. ``"json"``: the same, with a JSON body in canonical form: order
+    of members and whitespace do not matter. Numbers are compared as they are written: no rounding makes
+    two equal. Or only the fields of a JSON body that a list of pointers names; a missing one differs
+    from null. The bytes of a body count if its media type is not JSON.
 
-def by_json(parts: RequestParts) -> Fingerprint:
-    """Like :func:`by_request`, with a JSON body in canonical form.
+    The code is one that another list does not have, so those of two lists cannot be compared: a
+    deployment that changes a list would otherwise reject the retries of what came before it.
 
-    Order of members and whitespace do not matter. Numbers are compared as they are written: no rounding
-    makes two equal. The bytes of a body count if its media type is not JSON.
-
+    :param compared: pointers are as :func:`parse_pointer` returns them.
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
-    is_json = parts.body and is_json_type(parts.media_type)
-    content = ("json", _canonical(parse_json(parts.body))) if is_json else _content(parts)
-    return _fingerprint(JSON, *_target(parts), parts.media_type, *content)
-
-
-def by_fields(parts: RequestParts, fields: Sequence[str]) -> Fingerprint:
-    """Digest method, host, path, sorted query, and only some fields of a JSON body.
-
-    A missing field differs from null. The whole body counts if its media type is not JSON. The code is
-    one that another list does not have, so those of two lists cannot be compared: a deployment that
-    changes a list would otherwise reject the retries of what came before it.
-
-    :param fields: JSON pointers, as :func:`parse_pointer` returns them.
-    :raises BodyMalformed: if the body is not the JSON it claims to be.
-    """
-    names, content = sorted(set(fields)), _content(parts)
-    if parts.body and is_json_type(parts.media_type):
-        document = parse_json(parts.body)
-        values = ((name, resolve(document, name)) for name in names)
-        content = (
-            "fields",
-            digest(
-                *(
-                    digest(name, None if value is MISSING else _canonical(value))
-                    for name, value in values
-                )
-            ),
-        )
+    is_json = compared != "request" and parts.body and is_json_type(parts.media_type)
+    document, content = parse_json(parts.body) if is_json else None, _content(parts)
+    if isinstance(compared, str):
+        code, target = REQUEST if compared == "request" else JSON, (*_target(parts), parts.media_type)
+        return _fingerprint(code, *target, *(("json", _canonical(document)) if is_json else content))
+    names = sorted(set(compared))
+    if is_json:
+        values = {name: resolve(document, name) for name in names}
+        found = {name: None if values[name] is MISSING else _canonical(values[name]) for name in names}
+        content = "fields", digest(*(digest(*each) for each in found.items()))
     number = 1 + int.from_bytes(digest(*names)[:4], "big") % _LISTS
     return _fingerprint(FIELDS + _CODES * number, *_target(parts), *content)
 

@@ -23,30 +23,28 @@ class Hold(Protocol):
         """1 for the first attempt, one more for each take-over; committed before the view runs."""
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the response, durably; see the two kinds of holds for the errors."""
+        """Store the response; returns only once that is durable.
+
+        Raises ``RequestInProgress`` if another attempt took the operation over, and
+        ``StoreUnavailable`` if the outcome is unknown. See the two kinds of holds for more.
+        """
 
     def abandon(self) -> None:
         """End without a response. May be called at any time, and twice."""
 
 
 class Transaction(Hold, Protocol):
-    """The hold of an atomic operation: its record's row is locked until the hold ends."""
+    """The hold of an atomic operation: its record's row is locked until the hold ends.
+
+    ``complete`` commits the response together with everything written on ``connection``. It also raises
+    ``NotAtomic`` if the transaction is no longer the one that holds the row, and
+    ``TransactionConflict`` if the database rolled it back. After an error nothing was committed, unless
+    the outcome is unknown. ``abandon`` rolls everything back and returns the connection clean.
+    """
 
     @property
     def connection(self) -> Any:
         """The connection whose transaction holds the row."""
-
-    def complete(self, response: StoredResponse) -> None:
-        """Store the response and commit it together with everything written on ``connection``.
-
-        Returns only once the commit is durable. Raises ``NotAtomic`` if the transaction is no longer
-        the one that holds the row, ``RequestInProgress`` if another attempt took the operation over,
-        ``TransactionConflict`` if the database rolled it back, ``StoreUnavailable`` if the outcome is
-        unknown. After an error nothing was committed, except in that last case.
-        """
-
-    def abandon(self) -> None:
-        """Roll everything back and return the connection clean. May be called any time, and twice."""
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """Return what an error that left the view means for the operation; None: nothing special."""
@@ -99,18 +97,11 @@ class Lease(Hold, Protocol):
 class Step(Protocol):
     """The transaction of one step. It locks the record's row, so nobody takes over meanwhile."""
 
-    @property
-    def connection(self) -> Any:
-        """The connection whose transaction this is."""
-
     def record(self, step: str, result: bytes | None) -> None:
-        """Record the step, renew the lease and commit it all. Errors: see ``Transaction.complete``."""
+        """Record the step, renew the lease and commit it all. Errors: see :class:`Transaction`."""
 
     def abandon(self) -> None:
-        """See :meth:`Transaction.abandon`."""
-
-    def explain(self, error: BaseException | None) -> Exception | None:
-        """See :meth:`Transaction.explain`."""
+        """See :class:`Transaction`."""
 
 
 class Records(Protocol):

@@ -22,16 +22,13 @@ TRACEPARENT = "flask-idempotency-traceparent"
 NEVER_STORED = frozenset(
     {
         "set-cookie",  # would hand a visitor's session to whoever retries
-        "set-cookie2",
         "date",
         "server",
         # Hop by hop, RFC 9110 section 7.6.1: true of one connection only.
         "connection",
         "keep-alive",
         "proxy-authenticate",
-        "proxy-authentication-info",
         "proxy-authorization",
-        "proxy-connection",
         "te",
         "trailer",
         "transfer-encoding",

@@ -64,9 +64,9 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
 def _complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
     """Complete the protected ones among the operations below a path."""
     problem = {MEDIA_TYPE: _PROBLEM}
-    for protected in protected_routes(state):
-        operation, route = operations.get(protected.method.lower()), protected.route
-        if operation is None or _shape(protected.rule) != _shape(path) or not route.enforce:
+    for rule, method, route in protected_routes(state):
+        operation = operations.get(method.lower())
+        if operation is None or _shape(rule.rule) != _shape(path) or not route.enforce:
             continue
         if route.key is None:
             _add_parameter(operation.setdefault("parameters", []), state, route, shared)

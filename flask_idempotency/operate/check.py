@@ -153,7 +153,6 @@ def _examine_routes(state: AppState) -> Iterator[Finding]:
 
 def _protection(state: AppState, endpoint: str, method: str) -> Route | None:
     """Return what protects a method of an endpoint. Raises what the first request would raise."""
-    routes.refuse_contradiction(state, endpoint)
     given = routes.route_of(state, endpoint, method)
     if given is None or given.methods:  # not by a decorator of its own
         routes.refuse_misplaced(state, endpoint)

@@ -150,7 +150,7 @@ def settle(
         raise Mistake("why", SAY_WHY)
     if act == "fail":
         problem = OperationFailed("The operation was interrupted, and will not be run again.")
-        response = problem_response(state.app, problem, state.settings)
+        response = problem_response(state, problem)
     store, shown, anew = admin(state), seen.key[:SHOWN], act == "release" and not_done
     key = store.key(bytes.fromhex(seen.key))
     record = None if key is None or anew else state.records.look(key)
@@ -178,7 +178,7 @@ def too_old(state: AppState, seen: Line, record: Record) -> str:
 
     Until then the other service remembers the view's keys. Later only its books can tell.
     """
-    ttls = [found.route.ttl for found in protected_routes(state) if found.route.name == seen.operation]
+    ttls = [route.ttl for *_, route in protected_routes(state) if route.name == seen.operation]
     ttl = max(ttls, default=state.settings.ttl)
     if record.age < ttl:
         return ""

@@ -82,7 +82,7 @@ class Sought:
     def by_key(self, state: AppState) -> dict[bytes, Line]:
         """Return the records of all that the key may stand for, by its hash: mostly one, or none."""
         store, name = admin(state), self.operation or ""
-        routes = [found.route for found in protected_routes(state) if found.route.name == name]
+        routes = [route for *_, route in protected_routes(state) if route.name == name]
         places = {state.settings.namespace, *(route.namespace for route in routes)}
         hashes = [
             hash_key(place, name, whose, text)
@@ -110,7 +110,7 @@ class Sought:
 
 def operations(state: AppState) -> list[str]:
     """Return the names of the protected routes' operations."""
-    return sorted({found.route.name for found in protected_routes(state)})
+    return sorted({route.name for *_, route in protected_routes(state)})
 
 
 def scope_tails(text: str) -> list[bytes]:

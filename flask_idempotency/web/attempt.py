@@ -13,6 +13,7 @@ time, for example.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from logging import ERROR, INFO
@@ -39,7 +40,8 @@ from flask_idempotency.session.leftovers import end_view, waits_for_commit
 from flask_idempotency.session.operation import OpenTransaction, Operation, Running
 from flask_idempotency.session.stray import warn_undone
 
-from .request import Request, watch_end
+from . import signals
+from .request import Request
 from .response import (
     capture,
     handle_problem,
@@ -49,15 +51,6 @@ from .response import (
     overwrite,
     problem_response,
     respond_to,
-)
-from .signals import (
-    conclude,
-    note,
-    operation_executed,
-    operation_interrupted,
-    operation_rejected,
-    operation_taken_over,
-    reject,
 )
 from .steps import Steps
 
@@ -69,8 +62,8 @@ class Attempt:
 
     A context manager: whatever leaves it ends an attempt that is not over.
     ``open`` comes first and may respond at once. The view runs in the context. ``returned`` or
-    ``raised`` takes what came of it, and returns the response; ``finish`` and ``failed`` do the same
-    for ``run()``, whose errors go to its caller. ``phase`` says where the attempt is.
+    ``raised`` takes what came of it, and returns the response; :meth:`run` does all of it for a
+    function. ``phase`` says where the attempt is.
 
     After an error of the view that Flask called, the response is what the application makes of it.
     Where a commit above the view may still follow, the response waits for ``complete``, at the end of
@@ -78,13 +71,13 @@ class Attempt:
     """
 
     _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
-    _commits: int | None = None  # how many there were when the view raised its error
+    _waiting: StoredResponse  # its response, while it waits
+    _has_run = False  # the view, or a part of it
 
     def __init__(self, current: Request, operation: Operation, execution: Execution) -> None:
         self._state, self._route, self._current = current.state, current.route, current
         self._operation, self._execution = operation, execution
         self._started = time.monotonic()
-        self._waiting: StoredResponse | None = None  # its response, for as long as it waits
         self._error: BaseException | None = None
         self._failure: dict[str, Any] = {}  # if that is what is stored: what to tell besides
         self._registered: list[Any] = []  # with flask.after_this_request
@@ -99,7 +92,7 @@ class Attempt:
         try:
             if self._execution.took_over:
                 attempt = self._operation.attempt
-                note(self._state.app, operation_taken_over, self._current, attempt=attempt)
+                signals.note(signals.operation_taken_over, self._current, attempt=attempt)
             return self._open() or self
         except BaseException as error:
             self._error = error
@@ -115,12 +108,8 @@ class Attempt:
         self._registered, self._outside = registered, len(registered)
 
     def __enter__(self) -> Attempt:
-        try:
-            self._go(Phase.IN_VIEW)
-            return self
-        except BaseException:  # an exit: then there is no end of the context
-            self.abandon()
-            raise
+        self.phase, self._has_run = Phase.IN_VIEW, True
+        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._error = error or self._error
@@ -131,14 +120,9 @@ class Attempt:
             if self.phase is Phase.OVER:  # else an exit has struck its end, or it goes on
                 self._error = None  # its traceback leads here: a cycle would keep the request alive
 
-    def _go(self, phase: Phase) -> None:
-        self.phase, current = phase, self._current
-        if phase is not Phase.OVER:
-            current.open_attempt = self
-            return
+    def _end(self) -> None:
+        self.phase, self._current.open_attempt = Phase.OVER, None
         self._registered = []  # it holds ours, which leads here: a cycle
-        if current.open_attempt is self:
-            current.open_attempt = None
 
     def returned(self, result: Any) -> Response:
         """The view returned ``result``: store its response, release the key, or let it wait.
@@ -146,11 +130,10 @@ class Attempt:
         Returns the response to a problem in its place. Raises our other errors.
         """
         try:
-            response, stored = self._made(result)
-            is_stored = self._route.is_stored(response)
+            made = self._made(result)
         except Exception as error:  # a generator, or what the view registered, fails as the view may
             return self.raised(error)
-        return self._ended(response, stored, is_stored)
+        return self._ended(*made)
 
     def raised(self, error: Exception) -> Response:
         """The view raised ``error``: the response, if that is a problem of ours.
@@ -165,16 +148,14 @@ class Attempt:
                 return self._reject(problem)
             if isinstance(error, Problem):
                 response = self.returned(respond_to(self._state, error))
-                reject(self._state.app, self._current, error)  # unless it was stored
+                signals.reject(self._current, error)  # unless it was stored
                 return response
             if self._is_view:
-                self._go(Phase.AWAITING)
+                self.phase = Phase.AWAITING
                 self._registered.insert(0, self._capture)  # Flask runs it before all others
                 self._outside += 1
-                watch_end(self._state.app)
             else:
-                self._warn_undone(None)
-                self._fail(error)
+                self._lost(error)
             raise error
         finally:
             del error  # a cycle: its traceback leads here
@@ -189,11 +170,9 @@ class Attempt:
             return response
         with never_sent(response, names_of(response)), self:
             try:
-                response, stored = self._made(response)
-                is_stored = self._route.is_stored(response)
+                response, stored, is_stored = self._made(response)
             except Exception as error:
-                self._warn_undone(None)
-                self._fail(error)
+                self._lost(error)
                 raise
             if stored.status >= 500 and self._route.atomic:
                 is_stored = False  # whatever the option store says
@@ -207,9 +186,7 @@ class Attempt:
         Unless that has undone the work it reports. ``response`` is what is about to be sent: a problem
         overwrites it, and so do other errors of ours that the application has a handler for.
         """
-        stored, self._waiting = self._waiting, None
-        if stored is None:
-            return
+        stored = self._waiting
         with never_sent(response, self._own), self:
             try:
                 if stored.status < 400 and self._is_undone(response.status_code):
@@ -219,27 +196,24 @@ class Attempt:
             except IdempotencyError as error:
                 overwrite(response, self._reject(error), self._own)
 
-    def finish(self, result: Any) -> Response:
-        """Store the response of ``result``, which nothing waits for. Raises every error."""
-        response, stored = self._made(result)
-        self._complete(stored, False)
-        return response
-
-    def failed(self, error: Exception) -> None:
-        """The function of ``run()`` raised ``error``, which goes to its caller.
-
-        Raises what makes the operation void in its place.
-        """
-        self._error = error
-        self._judge(error)
-        self._fail(error)
+    def run(self, function: Callable[[], Any]) -> Response:
+        """Call the function of ``run()``; the response of its result. Raises every error."""
+        with self:
+            try:
+                response, stored, _is_stored = self._made(function())
+            except Exception as error:
+                self._error = error
+                self._judge(error)
+                self._fail(error)
+                raise
+            self._complete(stored, False)
+            return response
 
     def unanswered(self, error: BaseException | None) -> None:
         """The request ends, and the application has made no response of what ended the view."""
         if self.phase is Phase.AWAITING and (error is None or isinstance(error, Exception)):
-            self._warn_undone(None)
             with suppress(IdempotencyError), self:  # nobody is there to be told
-                self._fail(self._error)
+                self._lost(self._error)
         self._error = error or self._error
         self.abandon()
 
@@ -249,20 +223,19 @@ class Attempt:
             return
         self.phase = Phase.OPEN  # an exit may strike: whoever finds it so abandons it
         self._abandon()
-        self._go(Phase.OVER)
-        self._waiting = None
+        self._end()
         # A problem is told with its response, and the parent of this process goes on with the attempt.
         if not isinstance(self._error, Problem) and self._execution.pid == process.number:
             self._tell_end()
         self._error = None
 
-    def _made(self, result: Any) -> tuple[Response, StoredResponse]:
-        """The response of what the view returned, and what is to be stored of it."""
+    def _made(self, result: Any) -> tuple[Response, StoredResponse, bool]:
+        """The response of what the view returned, what is to be stored of it, and whether it is."""
         app = self._state.app
-        response: Response = app.make_response(result)
+        response: Response = self._current.make_response(result)
         while len(self._registered) > self._outside:
             response = app.ensure_sync(self._registered.pop(self._outside))(response)
-        return response, capture(response, self._state.settings)
+        return response, capture(response, self._state.settings), self._route.is_stored(response)
 
     def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:
         """End the attempt, or let it wait; the response, or that to a problem."""
@@ -275,10 +248,8 @@ class Attempt:
             elif self._is_settled():
                 self._complete(stored, True)
             else:
-                self._waiting = stored
-                self._own = names_of(response)
-                self._go(Phase.WAITING)
-                watch_end(self._state.app)
+                self._waiting, self._own = stored, names_of(response)
+                self.phase = Phase.WAITING
         except Problem as problem:
             return self._reject(problem)
         return response
@@ -287,7 +258,7 @@ class Attempt:
         """End the attempt with an error of ours; the response to it, or raises it."""
         self._error = error
         self.abandon()
-        return handle_problem(self._state, self._current, error)
+        return handle_problem(self._current, error)
 
     def _commit(self, stored: StoredResponse) -> None:
         """Store the response; then tell everybody who waits for that."""
@@ -295,16 +266,18 @@ class Attempt:
         if state.tracing is not None:
             stored = state.tracing.sign(stored)
         self._execution.complete(stored, waits=bool(self._failure))
-        self._go(Phase.OVER)
+        self._end()
         seconds = time.monotonic() - self._started
         state.last_seconds[operation.name] = seconds
-        self._conclude(operation_executed, status=stored.status, seconds=seconds, **self._failure)
+        self._conclude(
+            signals.operation_executed, status=stored.status, seconds=seconds, **self._failure
+        )
         if operation.after_commit:
             call_all(operation.after_commit, f"operation {operation.name}")
 
     def _conclude(self, signal: NamedSignal, **facts: Any) -> None:
         facts["attempt"] = self._operation.attempt
-        conclude(self._state.app, signal, self._current, **facts)
+        signals.conclude(signal, self._current, **facts)
 
     # What another kind of attempt does otherwise.
 
@@ -315,11 +288,15 @@ class Attempt:
 
     def _judge(self, error: Exception) -> None:
         """Raise what the view's ``error`` means for the operation, if that is another error."""
-        self._commits = self._joined.transaction.commits
         self._joined.raise_if_uncommittable(error)
 
+    def _lost(self, error: BaseException | None) -> None:
+        """Nothing makes a response of ``error``: say what is undone, and store a failure if that is."""
+        self._warn_undone(None)
+        self._fail(error)
+
     def _fail(self, error: BaseException | None) -> None:
-        """Nothing makes a response of ``error``: store that, where failures are stored."""
+        """Store that the operation has failed, where failures are stored."""
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
         """End the view's part, and :meth:`_commit`. ``is_settled`` is what :meth:`_is_settled` says."""
@@ -341,7 +318,7 @@ class Attempt:
 
     def _tell_end(self) -> None:
         """Tell the outcome of an attempt that was abandoned."""
-        self._conclude(operation_rejected, outcome="rolled_back", error=self._error)
+        self._conclude(signals.operation_rejected, outcome="rolled_back", error=self._error)
 
     def _is_settled(self) -> bool:
         """Return True if the view has left nothing that a commit above it could be meant for."""
@@ -362,29 +339,18 @@ class Attempt:
         return False
 
     def _warn_undone(self, status: int | None) -> None:
-        """Say that what was committed is undone, if that may surprise: not where a view has failed.
-
-        But what an error handler has committed is its own.
-        """
-        found = self._joined.transaction
-        is_handlers = self._commits is not None and found.commits > self._commits
-        if found.wrote and (status is None or status < 500 or is_handlers):
+        """Say that what was committed is undone."""
+        if self._joined.transaction.wrote:
             warn_undone(self._operation.name, status)
 
 
 class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
-    _has_run = False
-
     @property
     def _asks(self) -> bool:
         """Whether the application finds out what became of an interrupted operation."""
         return callable(self._route.on_interrupted)
-
-    def __enter__(self) -> Attempt:
-        self._has_run = True
-        return super().__enter__()
 
     def _open(self) -> Response | None:
         operation, execution = self._operation, self._execution
@@ -398,15 +364,13 @@ class LeasedAttempt(Attempt):
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
-        note(self._state.app, operation_interrupted, self._current, attempt=operation.attempt)
-        self._current.open_attempt = None  # an idempotent function that it calls has none to end
+        signals.note(signals.operation_interrupted, self._current, attempt=operation.attempt)
         found = policy(operation) if callable(policy) else None
-        self._current.open_attempt = self
         if found is None:
             steps.begin_again()
             return None
-        response, stored = self._made(found)
-        if self._route.is_stored(response):
+        response, stored, is_stored = self._made(found)
+        if is_stored:
             self._complete(stored, False)
         else:
             self._release()
@@ -426,8 +390,7 @@ class LeasedAttempt(Attempt):
 
     def _fail(self, error: BaseException | None) -> None:
         problem = OperationFailed(f"The operation failed with {type(error).__name__}.")
-        response = problem_response(self._state.app, problem, self._state.settings)
-        self._complete(capture(response, self._state.settings), False)
+        self._complete(capture(problem_response(self._state, problem), self._state.settings), False)
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
         failed = stored.status >= 500
@@ -436,8 +399,8 @@ class LeasedAttempt(Attempt):
         if failed:
             self._operation.after_commit.clear()  # they were to follow a success
             if self._has_run:  # otherwise on_interrupted decided so
-                steps, problem = self._steps.finished(), OperationFailed.type
-                self._failure = {"level": ERROR, "problem": problem, "steps": steps or None}
+                steps, problem = sorted(self._steps.finished) or None, OperationFailed.type
+                self._failure = {"level": ERROR, "problem": problem, "steps": steps}
         self._let_go()
         self._commit(stored)
 
@@ -447,7 +410,7 @@ class LeasedAttempt(Attempt):
             self.abandon()  # it stays interrupted
             return
         self._execution.release()
-        self._conclude(operation_rejected, outcome="released")
+        self._conclude(signals.operation_rejected, outcome="released")
 
     def _is_unknown(self) -> bool:
         """Return True if nobody knows what an earlier attempt has done, whatever this one did."""
@@ -472,7 +435,7 @@ class LeasedAttempt(Attempt):
 
     def _tell_end(self) -> None:
         level = ERROR if self._route.on_interrupted == "hold" else INFO
-        self._conclude(operation_interrupted, level=level, error=self._error)
+        self._conclude(signals.operation_interrupted, level=level, error=self._error)
 
     def _is_settled(self) -> bool:
         return not waits_for_commit(self._state.sessions.present())

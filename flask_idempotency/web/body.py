@@ -261,6 +261,4 @@ def fingerprint(request: Request, body: Body, route: Route) -> fp.Fingerprint:
         body=body.data,
         form=body.form,
     )
-    if compared == "request":
-        return fp.by_request(parts)
-    return fp.by_json(parts) if isinstance(compared, str) else fp.by_fields(parts, compared)
+    return fp.by_parts(parts, compared)

@@ -6,9 +6,7 @@
   request rely.
 * ``after_request``, after all others: completes what waits for a commit above the view, and lets some
   responses be followed by a purge.
-* ``got_request_exception``: what waits there is not stored after an error that nobody handled.
-* ``teardown_request``: ends what Flask made no response of, also when the worker has to exit
-  (:func:`~.request.watch_end`).
+* ``teardown_request``: ends what Flask made no response of, also when the worker has to exit.
 """
 
 from __future__ import annotations
@@ -17,21 +15,20 @@ from dataclasses import replace
 from typing import Any
 
 import flask
-from flask import Flask, Response, got_request_exception
+from flask import Flask, Response
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.core.errors import ConfigurationError, Problem
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
 
 from .identity import prepare
-from .request import Request, begin_request, existing_request
-from .response import answer
+from .request import begin_request, existing_request, is_home
+from .response import answer, keep_from_caches
 from .routes import (
     ROUTE,
     AppState,
     covering_route,
     needs_protect,
-    refuse_contradiction,
     refuse_misplaced,
     refuse_unsupported,
     route_of,
@@ -43,101 +40,97 @@ from .views import protected
 
 def register(app: Flask, state: AppState) -> None:
     """Put the hooks on ``app``."""
-    hooks = Hooks(state)
 
-    # A function: in each request Flask asks whether it is async, and takes longer with a method.
-    def after(response: Response) -> Response:
-        current: Request | None = getattr(present_request(), "_flask_idempotency", None)
-        return response if current is None else hooks.after(current, response)
+    def first(endpoint: str | None, _values: object) -> None:
+        before(state, endpoint)
+
+    def last(response: Response) -> Response:
+        return after(state, response)
 
     # First: what a function of the application does may depend on the key, or be about the response.
-    app.url_value_preprocessors.setdefault(None, []).insert(0, hooks.before)
+    app.url_value_preprocessors.setdefault(None, []).insert(0, first)
     # Flask runs these from the last to the first, so ours come after all others.
-    app.after_request_funcs.setdefault(None, []).insert(0, after)
-    got_request_exception.connect(end_waiting, app)
-    handlers = app.error_handler_spec[None][None]
-    # On the base class: the application's own handler for any class below it is more exact and wins.
-    if IdempotencyError not in handlers:
-        app.register_error_handler(IdempotencyError, answer)
+    app.after_request_funcs.setdefault(None, []).insert(0, last)
+    app.teardown_request_funcs.setdefault(None, []).insert(0, end)
+    if Problem not in app.error_handler_spec[None][None]:
+        app.register_error_handler(Problem, answer)
 
 
-def end_waiting(_app: Flask, **_what: Any) -> None:
-    """Do not store a waiting response: there was an error that nobody handled."""
+def before(state: AppState, endpoint: str | None) -> None:
+    """Check the request to a protected endpoint, as far as that needs no user and no store."""
+    request: flask.Request = present_request()
+    current = begin_request(request, state)
+    if endpoint is None or not state.settings.enabled:
+        return
+    place, view = (endpoint, request.method), state.app.view_functions[endpoint]
+    if place not in state.known or state.known[place][0] is not view:
+        state.known[place] = _find_safely(state, view, *place)
+    current.dispatched = route = state.known[place][1]
+    if route is None:
+        return
+    try:
+        prepare(request, current, route)
+    except Exception as error:
+        if route.enforce:
+            raise
+        current.refusal = error
+
+
+def after(state: AppState, response: Response) -> Response:
+    """End an operation that waited for this; keep caches away from a replay."""
     current = existing_request()
-    attempt = None if current is None else current.open_attempt
-    if attempt is not None and attempt.phase is Phase.WAITING:
-        attempt.abandon()
-
-
-class Hooks:
-    """The hooks of one application."""
-
-    def __init__(self, state: AppState) -> None:
-        self._state = state
-
-    def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
-        """Check the request to a protected endpoint, as far as that needs no user and no store."""
-        request: flask.Request = present_request()
-        state = self._state
-        current = begin_request(request, state)
-        if endpoint is None or not state.settings.enabled:
-            return
-        place, view = (endpoint, request.method), state.app.view_functions[endpoint]
-        if place not in state.known or state.known[place][0] is not view:
-            state.known[place] = self._find_safely(view, *place)
-        route = state.known[place][1]
-        if route is None:
-            return
-        current.dispatched = route
-        try:
-            prepare(request, state, route, current)
-        except Exception as error:
-            if route.enforce:
-                raise
-            current.refusal = error
-
-    def after(self, current: Request, response: Response) -> Response:
-        """End an operation that waited for this; keep caches away from a replay."""
-        if current.observation is not None:
-            current.end_observation(response, None)
-        attempt = current.open_attempt
-        if attempt is not None and attempt.phase is Phase.WAITING:
-            attempt.complete(response)
-        purge = self._state.purge
-        if purge is not None and current.attempt is not None and purge.is_due():
-            response.call_on_close(purge)
-        headers = response.headers
-        # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
-        if current.is_replay and not headers.getlist("Cache-Control"):
-            headers.add("Cache-Control", "no-store")
+    if current is None:
         return response
+    if current.observation is not None:
+        current.end_observation(response, None)
+    attempt = current.open_attempt
+    if attempt is not None and attempt.phase is Phase.WAITING:
+        attempt.complete(response)
+    if state.purge is not None and current.attempt is not None and state.purge.is_due():
+        response.call_on_close(state.purge)
+    if current.is_replay:
+        keep_from_caches(response)
+    return response
 
-    def _find_safely(self, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:
-        """Like :meth:`_find`. A mistake is logged; what is only observed runs all the same."""
-        state = self._state
-        try:
-            return self._find(view, endpoint, method)
-        except ConfigurationError as error:
-            tell_mistake(state.app, endpoint, error)
-            route = route_of(state, endpoint, method) or Route()
-            if route.resolved(state.settings, state.scope, endpoint).enforce:
-                raise
-            return state.app.view_functions[endpoint], None
 
-    def _find(self, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:
-        """The endpoint's view, and the options that protect this method of it."""
-        state = self._state
-        refuse_contradiction(state, endpoint)
-        covering = covering_route(state, endpoint)
-        if covering is not None and not hasattr(view, ROUTE):
-            methods = frozenset(name for name in covering.methods if needs_protect(view, name))
-            if methods:
-                view = protected(view, replace(covering, methods=methods))
-                state.app.view_functions[endpoint] = view
-        route = route_of(state, endpoint, method)
-        if (route is None or route.methods) and method not in SAFE_METHODS:
-            refuse_misplaced(state, endpoint)
-        if route is not None:
-            route = route.resolved(state.settings, state.scope, endpoint)
-            refuse_unsupported(state, route)
-        return view, route
+def end(error: BaseException | None) -> None:
+    """End what the request leaves open, also when the worker has to exit; tell what was only observed.
+
+    A copy of its context, in a thread that the view started, ends nothing.
+    """
+    current = existing_request()
+    if current is None or not is_home(current):
+        return
+    if current.open_attempt is not None:
+        current.open_attempt.unanswered(error)
+    if current.observation is not None:
+        current.end_observation(None, error)
+
+
+def _find_safely(state: AppState, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:
+    """Like :func:`_find`. A mistake is logged; what is only observed runs all the same."""
+    try:
+        return _find(state, view, endpoint, method)
+    except ConfigurationError as error:
+        tell_mistake(state, endpoint, error)
+        route = route_of(state, endpoint, method) or Route()
+        if route.resolved(state.settings, state.scope, endpoint).enforce:
+            raise
+        return state.app.view_functions[endpoint], None
+
+
+def _find(state: AppState, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:
+    """The endpoint's view, and the options that protect this method of it."""
+    covering = covering_route(state, endpoint)
+    if covering is not None and not hasattr(view, ROUTE):
+        methods = [name for name in covering.methods if needs_protect(view, name)]
+        if methods:
+            view = protected(view, replace(covering, methods=methods))
+            state.app.view_functions[endpoint] = view
+    route = route_of(state, endpoint, method)
+    if (route is None or route.methods) and method not in SAFE_METHODS:
+        refuse_misplaced(state, endpoint)
+    if route is not None:
+        route = route.resolved(state.settings, state.scope, endpoint)
+        refuse_unsupported(state, route)
+    return view, route

@@ -6,6 +6,7 @@ import time
 from binascii import b2a_base64
 from contextlib import suppress
 from os import urandom
+from typing import cast
 
 import flask
 
@@ -43,14 +44,13 @@ AHEAD_SECONDS = 86400.0
 longer, and none for years."""
 
 
-def prepare(request: flask.Request, state: AppState, route: Route, current: Request) -> None:
-    """Read the key's header, unless the request itself may hold the key.
+def prepare(request: flask.Request, current: Request, route: Route) -> None:
+    """Begin with an operation of ``route``: read the key's header, unless the body may hold the key.
 
     From now on, what is read of the body is counted.
     ``refusal`` says what is wrong with the key. Raises only what ``protect(skip=...)`` does.
     """
-    if not current.begin(route):
-        return
+    current.begin(route)
     if route.skip is not None and route.skip(request):
         current.skipped = True
         return
@@ -58,7 +58,7 @@ def prepare(request: flask.Request, state: AppState, route: Route, current: Requ
         media_type = request.mimetype
         current.may_be_inside = route.key is not None or media_type in FORM_TYPES
         if not current.may_be_inside:
-            current.key = _header_key(request, state)
+            current.key = _header_key(request, current)
         if current.may_be_inside or current.key is not None:
             if current.body is None:
                 current.body = Body(request, media_type, refuses=route.enforce)
@@ -68,33 +68,31 @@ def prepare(request: flask.Request, state: AppState, route: Route, current: Requ
         current.refusal = refusal
 
 
-def identify(
-    request: flask.Request, state: AppState, route: Route, current: Request
-) -> Operation | None:
+def identify(request: flask.Request, current: Request) -> Operation | None:
     """The operation that the request is about; None if it has no key and needs none, or is skipped.
 
     Reads no body of an unauthenticated caller, except where a request without a key may pass. Raises
-    what :func:`prepare` raises or found wrong.
+    what :func:`prepare` found wrong.
     """
-    prepare(request, state, route, current)
+    route = current.route
     if current.skipped:
         return None
     if current.refusal is not None:
         raise current.refusal
-    has_key = route.key is None and current.key is not None
-    scope: Scope = current_scope(route.scope) if has_key or route.required else None
-    if not has_key and current.may_be_inside:
-        _find_key(request, state, route, current)
-    made = None
-    if (current.key or current.field) and not (has_key or route.required):
+    is_first = route.required or current.key is not None
+    scope: Scope = current_scope(route.scope) if is_first else None
+    if current.may_be_inside:
+        _find_key(request, current)
+    if current.key is None and current.field is None:
+        if route.required:
+            raise KeyRequired
+        return None
+    if not is_first:
         scope = current_scope(route.scope)
+    made = None
     if current.field is not None:
-        current.key, made = forms.read_field(current.field, state.app, route, scope)
-    if current.key is not None:
-        return new_operation(route, scope, current.key, made)
-    if route.required:
-        raise KeyRequired
-    return None
+        current.key, made = forms.read_field(current.field, current.state.app, route, scope)
+    return new_operation(route, scope, cast("str", current.key), made)
 
 
 def new_operation(route: Route, scope: Scope, key: str, made: float | None = None) -> Operation:
@@ -115,44 +113,39 @@ def new_operation(route: Route, scope: Scope, key: str, made: float | None = Non
     return Operation(route.name, route.namespace, scope, key, attempt=0, born=born)
 
 
-def _find_key(request: flask.Request, state: AppState, route: Route, current: Request) -> None:
+def _find_key(request: flask.Request, current: Request) -> None:
     """Look for the key in the request itself; that of a form without a field is in the header.
 
     A wrong field is rejected whatever the header says. Some browsers send one of their own, with a new
     key each time they send the same form: it would run each time.
     """
-    body = current.body.read(request, route, state.settings)
-    if route.key is not None:
+    body, key = current.body.read(request, current.route, current.state.settings), current.route.key
+    if key is not None:
         with suppress(KeyError):  # a missing member of JSON, or field of a form
-            value = route.key()
+            value = key()
             current.key = None if value is None or value == "" else natural_key(value)
     else:
         current.field = forms.value_of_field(body.form)
-        current.key = _header_key(request, state) if current.field is None else None
+        current.key = _header_key(request, current) if current.field is None else None
 
 
-def _header_key(request: flask.Request, state: AppState) -> str | None:
+def _header_key(request: flask.Request, current: Request) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
-    value = request.headers.get(state.settings.header)
+    value = request.headers.get(current.state.settings.header)
     return None if value is None else parse_key(value)
 
 
-def request_claim(
-    request: flask.Request,
-    state: AppState,
-    route: Route,
-    current: Request,
-    operation: Operation,
-) -> Claim:
+def request_claim(request: flask.Request, current: Request, operation: Operation) -> Claim:
     """Make the claim of the request.
 
     Raises what :func:`new_claim` and reading the body raise.
     """
-    body = current.body.read(request, route, state.settings)
+    route = current.route
+    body = current.body.read(request, route, current.state.settings)
     found = fingerprint(request, body, route)
     if route.key is not None or callable(route.fingerprint):
         body.unread(request)  # they may have read it
-    return new_claim(state, route, operation, found)
+    return new_claim(current.state, route, operation, found)
 
 
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:

@@ -2,7 +2,8 @@
 
 The record of an observed request is claimed with a lease, whatever its route says, as nothing is
 committed together with its view. It has another hash than that of an enforced request, so the two never
-meet, and holds only the status of the response: it is never replayed.
+meet, and holds only the status of the response: it is never replayed. An error of the view counts as
+the response that the application makes of it.
 
 Nothing here raises an ``Exception``, and nothing uses ``db.session`` or a connection of its pool. After
 a failure of the store, nothing is observed for a while.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from logging import DEBUG, INFO, WARNING
-from typing import Any, NoReturn
+from typing import Any
 
 import flask
 from flask import Response
@@ -23,12 +24,10 @@ from flask import Response
 from flask_idempotency.core.engine import Decision, Execution, Replay
 from flask_idempotency.core.errors import KeyExpired, LeaseLost, RecordBroken
 from flask_idempotency.core.keys import observed_namespace
-from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, StoredResponse
-from flask_idempotency.core.storable import outcome_after
 
-from .identity import found_for_old, identify, prepare, request_claim
-from .request import Request, watch_end
+from .identity import found_for_old, identify, request_claim
+from .request import Request
 from .response import replay, replayed
 from .routes import AppState
 from .settings import Route
@@ -41,57 +40,37 @@ _OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken)
 """Errors about one record. The others are about the store."""
 
 
-def observe(state: AppState, route: Route, current: Request, request: flask.Request) -> Observed | None:
+def observe(current: Request, request: flask.Request) -> None:
     """Find out what would happen to a request; the first of its views counts."""
-    if current.observation is not None:
-        return None
-    observed = Observed(state, route)
+    if current.observation is not None or current.skipped:
+        return
+    observed = Observed(current.state, current.route)
     try:
-        prepare(request, state, route, current)
-        if current.skipped:
-            return None
         observed.judge(request, current)
     except Exception as error:
         observed.reject(error)
     observed.began = time.monotonic()  # what our own question took does not count
     current.observation = observed
-    watch_end(state.app)
-    return observed
 
 
 class Observed(Subject):
     """What would have happened to one request: found out before its view, and told after it."""
 
-    _error: BaseException | None = None  # what left the view
     _execution: Execution | None = None
 
     def __init__(self, state: AppState, route: Route) -> None:
-        self._state, self._route, self.name = state, route, route.name
+        self.state, self._route, self.name = state, route, route.name
         self._facts: dict[str, Any] = {"would": "unknown"}
-
-    def __enter__(self) -> Observed:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        self._error = error
-
-    def returned(self, result: Any) -> Any:
-        """The view returned: that is what the application gets."""
-        return result
-
-    def raised(self, error: Exception) -> NoReturn:
-        """The view raised ``error``, which goes the way that it goes in any application."""
-        raise error
 
     def judge(self, request: flask.Request, current: Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""
-        state, route = self._state, self._route
-        operation = identify(request, state, route, current)
+        state, route = self.state, self._route
+        operation = identify(request, current)
         if operation is None:
             self._facts["would"] = "unprotected"
             return
         observed = replace(operation, namespace=observed_namespace(operation.namespace))
-        claim = request_claim(request, state, route, current, observed)
+        claim = request_claim(request, current, observed)
         claim = self.claim = replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
@@ -117,19 +96,19 @@ class Observed(Subject):
 
     def finish(self, response: Response | None, error: BaseException | None) -> None:
         """The request has its ``response``, or ends with ``error``. Raises no ``Exception``."""
-        error, self._error = self._error or error, None  # its traceback leads here
-        status = None if response is None else response.status_code
         try:
             if self._execution is not None:
                 self._end(self._execution, response, error)
-            level = self._level(status)
-            conclude(self._state.app, operation_observed, self, level, status=status, **self._facts)
-        except Exception:
-            log.exception("operation %s: observing it failed", self.name)
+        except Exception as failure:  # of the option store, or about the record
+            self.reject(failure)
+            self._execution = None
+        status = None if response is None else response.status_code
+        level = self._level(status)
+        conclude(operation_observed, self, level, status=status, **self._facts)
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         """Return what the records say; None while they are left alone. Raises what is of one record."""
-        state = self._state
+        state = self.state
         if time.monotonic() < state.unobserved_until or state.blocks_records():
             return None
         try:
@@ -139,47 +118,25 @@ class Observed(Subject):
         except Exception as error:
             state.unobserved_until = time.monotonic() + PAUSE_SECONDS
             text = f"nothing is observed for {PAUSE_SECONDS:g} s, the store failed"
-            tell_failure(state.app, self, error, text)
+            tell_failure(self, error, text)
             return None
 
     def _end(
         self, execution: Execution, response: Response | None, error: BaseException | None
     ) -> None:
         """Note what would have become of the view's run, in the record too."""
-        try:
-            would = self._outcome(response, error)
-            self._facts.update(would=would, error=None if would == "executed" else error)
-        except Exception as failure:  # of the option store
-            self.reject(failure)
-        acts: dict[str, Callable[[], object]] = {
-            "executed": partial(execution.complete, self._stored(response)),
-            "interrupted": execution.abandon,
-        }
-        try:
-            self._asked(acts.get(self._facts["would"], execution.release))
-        except _OF_THE_RECORD as lost:
-            self.reject(lost)
-
-    def _outcome(self, response: Response | None, error: BaseException | None) -> str:
-        """The outcome that the run of the view would have had."""
-        route = self._route
-        if not route.atomic and isinstance(error, Exception):
-            outcome = outcome_after(error)
-            if outcome is not None or response is None:
-                return outcome or "executed"
-        if response is not None and route.is_stored(response):
-            return "executed"
-        if route.atomic:
-            return "rolled_back"
-        return "interrupted" if response is None else "released"
-
-    def _stored(self, response: Response | None) -> StoredResponse:
-        """The status alone; without a body where the response's would not be kept."""
-        if response is None:
-            return StoredResponse(500, (), b"")
-        length = len(response.get_data()) if response.is_sequence else 0
-        is_kept = length <= self._state.settings.max_response_bytes
-        return StoredResponse(response.status_code, (), b"" if is_kept else None)
+        act: Callable[[], object] = execution.release
+        if response is not None and self._route.is_stored(response):
+            would, error = "executed", None
+            act = partial(execution.complete, StoredResponse(response.status_code, (), b""))
+        elif self._route.atomic:
+            would = "rolled_back"
+        elif response is not None:
+            would = "released"
+        else:
+            would, act = "interrupted", execution.abandon
+        self._facts.update(would=would, error=error)
+        self._asked(act)
 
     def _level(self, status: int | None) -> int:
         """The level of the log's line about a response with ``status``."""

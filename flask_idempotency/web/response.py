@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from flask import Flask, Response
-from flask.typing import ResponseReturnValue
 from werkzeug import Response as BaseResponse
 from werkzeug.exceptions import InternalServerError
 
@@ -99,13 +97,13 @@ def replayed(
             raise OperationInterrupted(_SPENT if route.atomic else None)
 
 
-def handle_problem(state: AppState, current: Request, problem: IdempotencyError) -> Response:
+def handle_problem(current: Request, problem: IdempotencyError) -> Response:
     """The response to a problem, which ends the request; tells its event.
 
     Raises what :func:`respond_to` does.
     """
-    response = respond_to(state, problem)
-    reject(state.app, current, problem, response.status_code)
+    response = respond_to(current.state, problem)
+    reject(current, problem, response.status_code)
     return response
 
 
@@ -118,44 +116,31 @@ def respond_to(state: AppState, problem: IdempotencyError) -> Response:
     handler for it.
     """
     app = state.app
-    handler = _handler_of(app, problem)
-    if handler is answer and isinstance(problem, Problem):
-        return problem_response(app, problem, state.settings)
-    response: Response = app.make_response(app.ensure_sync(handler)(problem))
-    _mark(response, problem)
-    return response
-
-
-def _handler_of(app: Flask, problem: IdempotencyError) -> Callable[[Any], Any]:
     for name in (*present_request().blueprints, None):
         handlers = app.error_handler_spec[name][None]
         for each in type(problem).__mro__:
-            if each in handlers and issubclass(each, IdempotencyError):
-                return handlers[each]
-    raise problem  # not possible: the application has our handler, or its own in place of it
+            handler = handlers.get(each)
+            if handler is not None and handler is not answer and issubclass(each, IdempotencyError):
+                response: Response = app.make_response(app.ensure_sync(handler)(problem))
+                keep_from_caches(response)
+                if problem.retry_after is not None and "Retry-After" not in response.headers:
+                    response.headers.add("Retry-After", str(problem.retry_after))
+                return response
+    if isinstance(problem, Problem):
+        return problem_response(state, problem)
+    raise problem
 
 
-def answer(error: IdempotencyError) -> ResponseReturnValue:
-    """Our own error handler: the response to a problem. Other errors go where they would without it."""
-    state = app_state(needed_app())
-    if isinstance(error, Problem):
-        return problem_response(state.app, error, state.settings)
-    handlers = state.app.error_handler_spec[None][None]
-    for kind in type(error).__mro__:
-        handler = handlers.get(kind)
-        if handler is not None and handler is not answer:
-            return state.app.ensure_sync(handler)(error)  # type: ignore[no-any-return]
-    raise error
+def answer(problem: Problem) -> Response:
+    """Our own error handler, for a problem that is raised where no wrapper of ours returns it."""
+    return respond_to(app_state(needed_app()), problem)
 
 
-def _mark(response: Response, problem: IdempotencyError) -> None:
-    """Keep caches away from a response that the application has made, and say when to try again."""
-    headers = response.headers
+def keep_from_caches(response: Response) -> None:
+    """Say that no cache may keep a response, unless it says itself what one may do."""
     # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
-    if not headers.getlist("Cache-Control"):
-        headers.add("Cache-Control", "no-store")
-    if problem.retry_after is not None and not headers.getlist("Retry-After"):
-        headers.add("Retry-After", str(problem.retry_after))
+    if not response.headers.getlist("Cache-Control"):
+        response.headers.add("Cache-Control", "no-store")
 
 
 def overwrite(response: Response, problem: BaseResponse, own: Collection[str]) -> None:
@@ -194,10 +179,10 @@ def is_of_cors(name: str) -> bool:
     return name.lower().startswith("access-control-")
 
 
-def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
+def problem_response(state: AppState, problem: Problem) -> Response:
     """The response to a problem, in the form of RFC 9457."""
     members = {
-        "type": settings.problem_base + problem.type,
+        "type": state.settings.problem_base + problem.type,
         "title": problem.title,
         "status": problem.status,
         "detail": problem.detail,
@@ -208,4 +193,5 @@ def problem_response(app: Flask, problem: Problem, settings: Settings) -> Respon
     if isinstance(problem, ResponseNotKept):
         headers += problem.headers
     status = problem.status
-    return app.response_class(json.dumps(members), status, headers, content_type=MEDIA_TYPE)
+    make = state.app.response_class
+    return make(json.dumps(members), status, headers, content_type=MEDIA_TYPE)

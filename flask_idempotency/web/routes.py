@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask, views
+from werkzeug.routing import Rule
 
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
@@ -21,13 +22,16 @@ from flask_idempotency.core.ports import Lock, Records, Sealer, Unlocked
 from flask_idempotency.session.databases import Databases
 
 from .purging import Purge
-from .settings import NAMES, Route, ScopeCallable, Settings, is_name
+from .settings import Route, ScopeCallable, Settings
 
 ROUTE = "__idempotency_route__"
 """The attribute that marks a protected view, with its options."""
 
 EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
+
+
+_states: WeakSet[AppState] = WeakSet()
 
 
 @dataclass(eq=False, repr=False)
@@ -55,6 +59,7 @@ class AppState(Databases):
     def __post_init__(self) -> None:
         """Add what follows from the rest."""
         super().__post_init__()
+        _states.add(self)
         self.observed_records = self.own_records.briefly()  # for requests that are only observed
         self.observer = DecisionEngine(self.observed_records, Unlocked(), self.sealer, time)
         has_purge = self.settings.purge and self.settings.has_table
@@ -63,18 +68,9 @@ class AppState(Databases):
         self.can_hold = lru_cache(self.records.can_hold)
 
 
-_states: WeakSet[AppState] = WeakSet()
-
-
 def states() -> list[AppState]:
     """The states of all applications of this process."""
     return list(_states)
-
-
-def set_state(app: Flask, state: AppState) -> None:
-    """Make :func:`app_state` and :func:`states` return it."""
-    app.extensions["idempotency"] = state
-    _states.add(state)
 
 
 def app_state(app: Flask) -> AppState:
@@ -87,24 +83,12 @@ def app_state(app: Flask) -> AppState:
     return state
 
 
-@dataclass(frozen=True)
-class ProtectedRoute:
-    """One method of one URL rule; the options are resolved."""
-
-    endpoint: str
-    method: str
-    rule: str
-    route: Route
-
-
-def protected_routes(state: AppState) -> Iterator[ProtectedRoute]:
-    """Everything that is protected, in the order of the URL map."""
+def protected_routes(state: AppState) -> Iterator[tuple[Rule, str, Route]]:
+    """Every method of a URL rule that is protected, in the order of the URL map, with its options."""
     for rule in state.app.url_map.iter_rules():
         for method in sorted(rule.methods or ()):
-            route = route_of(state, rule.endpoint, method)
-            if route is not None:
-                route = route.resolved(state.settings, state.scope, rule.endpoint)
-                yield ProtectedRoute(rule.endpoint, method, rule.rule, route)
+            if (route := route_of(state, rule.endpoint, method)) is not None:
+                yield rule, method, route.resolved(state.settings, state.scope, rule.endpoint)
 
 
 def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
@@ -148,27 +132,11 @@ def needs_protect(view: Any, method: str) -> bool:
 
 
 def refuse_unsupported(state: AppState, route: Route) -> None:
-    """Raise ``ConfigurationError`` if the store does not support an option or the name of a route."""
-    if not is_name(route.name):
-        raise ConfigurationError(
-            f"an endpoint is the name {route.name!r} of an operation; allowed: {NAMES}. Give it one,"
-            " name=..."
-        )
+    """Raise ``ConfigurationError`` if the store does not support an option of a route."""
     if route.atomic and not state.records.atomic:
         raise ConfigurationError(
-            f"{route.name} is atomic, which the store {state.settings.store!r} cannot be: nothing"
-            " commits together with its records. Use @idempotent(atomic=False), and read what that"
-            " means, or another store"
-        )
-
-
-def refuse_contradiction(state: AppState, endpoint: str) -> None:
-    """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
-    found = view_objects(state.app.view_functions[endpoint])
-    is_named = endpoint in state.exempt_endpoints
-    if any(map(_has_own_protection, found)) and (is_named or any(map(is_exempt, found))):
-        raise ConfigurationError(
-            f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: remove one of them"
+            f"{route.name} is atomic, which the store {state.settings.store!r} cannot be: use"
+            " @idempotent(atomic=False), and read what that means, or another store"
         )
 
 

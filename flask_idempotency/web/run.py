@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from flask import Response, current_app
@@ -26,7 +26,6 @@ from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.rows import legible
 from flask_idempotency.flask_context import present_context
-from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction import innermost
 
 from .attempt import Attempt
@@ -57,25 +56,27 @@ def run(
         raise KeyMalformed("The key is not a string of at least one character.")
     if (outer := present_operation()) is not None:
         raise IdempotencyError(
-            f"run() was called inside the operation {outer.name}: call the function itself, which makes"
-            " it part of that operation, or call run() afterwards"
+            f"run() was called inside the operation {outer.name}: call the function itself, as a part"
+            " of that, or call run() afterwards"
         )
     if not state.settings.enabled:
         return function(*args)
-    current = Request()  # not the request's: what happens here is not yet its response
-    current.state, current.route, current.began = state, route, time.monotonic()
+    current = Request(state)  # not the request's: what happens here is not yet its response
+    current.begin(route)
+    current.make_response = partial(_response_of, state)
     try:
         with _alone_in_context():
             operation = new_operation(route, _read_scope(state, scope), key)
             sent = encoded(payload, "the payload of run()", ConfigurationError, sort_keys=True)
             claim = new_claim(state, route, operation, by_value(sent))
             entered = claim_or_answer(current, operation, claim)
+            if entered is None:  # the database is unavailable, and the settings allow going on without
+                return function(*args)
             if isinstance(entered, Attempt):
-                return _result(entered, state, function, args)
-            # None: the database is unavailable, and the settings allow going on without.
-            return function(*args) if entered is None else _result_of(entered)
+                entered = entered.run(partial(function, *args))
+            return _result_of(entered)
     except (Problem, RecordBroken) as error:
-        reject(state.app, current, error)
+        reject(current, error)
         if (request := existing_request()) is not None:
             request.has_outcome = True  # if the problem becomes its response, that has been told
         raise
@@ -96,9 +97,8 @@ def _alone_in_context() -> Iterator[None]:
     is_inside = outer is not None and outer.is_open  # in a request that what runs makes
     if not (is_first or is_inside):
         raise NotAtomic(
-            "run() was called in a thread or task that shares its application context, and so"
-            " db.session, with a request or another run(): call it inside"
-            " `with app.app_context():`"
+            "run() was called in a thread or task that shares db.session with a request or another"
+            " run(): call it inside `with app.app_context():`"
         )
     try:
         yield
@@ -110,17 +110,6 @@ def _alone_in_context() -> Iterator[None]:
 _IN_USE = "_flask_idempotency_run"
 
 
-def _result(attempt: Attempt, state: AppState, function: Callable[..., Any], args: Any) -> Any:
-    """Call the function in the attempt."""
-    with attempt:
-        try:
-            response = _response_of(state, function(*args))
-        except Exception as error:
-            attempt.failed(error)
-            raise
-        return _result_of(attempt.finish(response))
-
-
 def _read_route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:
     """The options of ``run`` for a function."""
     if inspect.iscoroutinefunction(function):
@@ -128,17 +117,9 @@ def _read_route(state: AppState, function: Callable[..., Any], options: RunOptio
             "run() cannot await an async def function: pass a plain one that calls asyncio.run"
         )
     route = read_options(options, RunOptions.__annotations__).resolved(state.settings, state.scope)
-    route = replace(route, store=lambda _response: True, name=route.name or _name(function))
+    route = replace(route, name=route.name or _name(function))
     refuse_unsupported(state, route)
-    policy = route.on_interrupted
-    if not callable(policy):
-        return route
-
-    def found(operation: Operation) -> Response | None:
-        result = policy(operation)
-        return None if result is None else _response_of(state, result)
-
-    return replace(route, on_interrupted=found)
+    return route
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -146,25 +127,20 @@ def _name(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
     if module is None or module in STARTED or "<" in f"{module}.{name}":
         raise ConfigurationError(
-            "run() cannot name this function, which is a lambda, local, partial or of no module, or"
-            " belongs to the program that was started: a process that imports that would know it by"
-            " another name, and repeat the work of a key. Give it name=..., the same in every process"
-            " and different for every function"
+            "run() cannot name this function so that every process knows it by that name: it is a"
+            " lambda, local, partial or of the program that was started. Give it name=..., one of its"
+            " own"
         )
     return f"{module}.{name}"
 
 
 def _read_scope(state: AppState, scope: Any) -> Scope:
     """The scope itself: the application's callable needs a request, and there may be none."""
-    if scope is NOT_GIVEN:
-        if state.scope is not None:
-            raise ConfigurationError(
-                "run() needs scope=...: whose key it is, as a str, int or UUID, or None for one tenant"
-            )
-        return None
+    if scope is NOT_GIVEN and state.scope is not None:
+        raise ConfigurationError("run() needs scope=...: whose key it is, a str, int, UUID or None")
     if scope == "":
         raise ScopeUnknown("The scope given to run() is empty: a key must belong to a known account.")
-    return cast("Scope", scope)
+    return None if scope is NOT_GIVEN else cast("Scope", scope)
 
 
 def _response_of(state: AppState, result: Any) -> Response:

@@ -170,11 +170,8 @@ def _list(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _methods(value: Any) -> frozenset[str]:
-    methods = frozenset(name.upper() for name in value)
-    if not methods or methods - {"DELETE", "PATCH", "POST", "PUT"}:
-        raise ValueError
-    return methods
+def _are_methods(value: Any) -> bool:
+    return bool(value) and set(value) <= {"DELETE", "PATCH", "POST", "PUT"}
 
 
 def _fingerprint(value: Any) -> Any:
@@ -300,8 +297,8 @@ class Route:
     on_interrupted: str | Callable[[Operation], Any] = _row(
         "hold", _that(_is_policy, "'hold', 'retry', or a callable, not async, that takes the operation")
     )
-    methods: frozenset[str] = _row(
-        frozenset(), Kind("one or more of DELETE, PATCH, POST, PUT, in a list", _methods)
+    methods: Collection[str] = _row(
+        (), _that(_are_methods, "one or more of DELETE, PATCH, POST, PUT, in a list")
     )
     skip: Skip | None = _row(None, _that(callable, "a callable that takes the request, or None"))
     given: Route | None = field(default=None, repr=False, compare=False)
@@ -329,8 +326,8 @@ SETTINGS = {PREFIX + each.name.upper(): each for each in fields(Settings)}
 OPTIONS = {each.name: each for each in fields(Route) if each.name in RouteOptions.__annotations__}
 """Each option of ``@idempotent``, in order."""
 
-PROTECT_OPTIONS = (*OPTIONS, "methods", "skip")
-"""The options of ``protect``."""
+PROTECT_OPTIONS = (*(name for name in OPTIONS if name != "name"), "methods", "skip")
+"""The options of ``protect``. One name would make one operation of all views that it covers."""
 
 
 def checked(name: str, value: Any, row: Any) -> Any:

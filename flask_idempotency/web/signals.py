@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from logging import DEBUG, ERROR, INFO
-from types import CoroutineType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blinker import NamedSignal, Namespace
 from flask import Flask
@@ -28,6 +27,9 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim
+
+if TYPE_CHECKING:
+    from .routes import AppState
 
 
 @dataclass(frozen=True)
@@ -76,34 +78,32 @@ class Event:
 
 _signals = Namespace()
 
-operation_executed = _signals.signal("operation-executed", "A view ran; its response was committed.")
-operation_replayed = _signals.signal("operation-replayed", "A stored response was replayed.")
-operation_rejected = _signals.signal(
-    "operation-rejected", "A request got a problem, or its view ran and its response was not stored."
-)
-operation_unprotected = _signals.signal(
-    "operation-unprotected", "A protected view ran without protection."
-)
-operation_observed = _signals.signal(
-    "operation-observed", "A protected view ran unprotected; what protection would have done is known."
-)
-operation_taken_over = _signals.signal(
-    "operation-taken-over", "An operation that was begun but not finished is being run again."
-)
-operation_interrupted = _signals.signal(
-    "operation-interrupted", "An operation that is not atomic was begun and never ended."
-)
-store_failed = _signals.signal("store-failed", "Redis or Postgres did not do what was asked.")
+operation_executed = _signals.signal("operation-executed")
+"""A view ran; its response was committed."""
 
-OUTCOMES = (
-    operation_executed,
-    operation_replayed,
-    operation_rejected,
-    operation_interrupted,
-    operation_unprotected,
-    operation_observed,
-)
+operation_replayed = _signals.signal("operation-replayed")
+"""A stored response was replayed."""
+
+operation_rejected = _signals.signal("operation-rejected")
+"""A request got a problem, or its view ran and its response was not stored."""
+
+operation_unprotected = _signals.signal("operation-unprotected")
+"""A protected view ran without protection."""
+
+operation_observed = _signals.signal("operation-observed")
+"""A protected view ran unprotected; what protection would have done is known."""
+
+operation_interrupted = _signals.signal("operation-interrupted")
+"""An operation that is not atomic was begun and never ended."""
+
+OUTCOMES = tuple(_signals.values())
 """Each request to a protected view is told by exactly one of these, in an event with an outcome."""
+
+operation_taken_over = _signals.signal("operation-taken-over")
+"""An operation that was begun but not finished is being run again."""
+
+store_failed = _signals.signal("store-failed")
+"""Redis or Postgres did not do what was asked."""
 
 EVERY_SIGNAL = tuple(_signals.values())
 """The others tell of something on the way."""
@@ -116,6 +116,7 @@ class Subject:
     ``claim`` is what it asked the records for, ``attempt`` what it got.
     """
 
+    state: AppState
     name = ""
     began = 0.0
     claim: Claim | None = None
@@ -133,15 +134,15 @@ def _facts(event: Event) -> dict[str, Any]:
 
 
 def _log(signal: NamedSignal, event: Event, level: int) -> None:
-    facts = _facts(event)
     what = event.outcome or signal.name.partition("-")[2]
-    if event.outcome == "executed" and event.problem:
-        what = "failed"
     if event.would:
         would = f"would have been {event.would.replace('_', ' ')}"
         what = "was not observed" if event.would == "unknown" else would
-    values = {**facts, **({"seconds": f"{event.seconds:.3f}"} if "seconds" in facts else {})}
-    details = ", ".join(f"{name} {values[name]}" for name in values if name not in _IN_TEXT)
+    elif event.outcome == "executed" and event.problem:
+        what = "failed"
+    facts = _facts(event)
+    shown = {**facts, **({"seconds": f"{event.seconds:.3f}"} if event.seconds is not None else {})}
+    details = ", ".join(f"{name} {shown[name]}" for name in shown if name not in _IN_TEXT)
     # Error trackers group lines by this text: each outcome is an issue of its own.
     log.log(level, f"operation %s {what}: %s", event.operation, details, extra=facts)  # noqa: G004
 
@@ -154,98 +155,80 @@ def send(signal: NamedSignal, app: Flask, event: Event) -> None:
 
     So do the other receivers, which blinker's own ``send`` would not call any more.
     """
-    if not signal.receivers or signal.is_muted:
-        return
-    for receiver in signal.receivers_for(app):
+    for receiver in () if signal.is_muted else signal.receivers_for(app):
         try:
-            result = receiver(app, event=event)
-            if isinstance(result, CoroutineType):
-                result.close()
-                raise TypeError("it is async, and nobody would await it")
+            receiver(app, event=event)
         except Exception:
             log.exception("a receiver of %s failed", signal.name)
 
 
 def event_of(subject: Subject, **facts: Any) -> Event:
     """Make the event of what happens to the present request's operation."""
-    claim = subject.claim
-    if claim is None:
+    if (claim := subject.claim) is None:
         return Event(subject.name, **facts)
     digits = claim.key.hex()[:SHOWN]
     return Event(claim.name, decided_by=subject.decided_by, id=digits, **facts)
 
 
-def note(app: Flask, signal: NamedSignal, subject: Subject, level: int = INFO, **facts: Any) -> None:
+def note(signal: NamedSignal, subject: Subject, level: int = INFO, **facts: Any) -> None:
     """Tell what happens to the present request's operation, if anybody listens."""
     is_logged = log.logger.isEnabledFor(level)
-    if not (is_logged or signal.receivers):
-        return
-    event = event_of(subject, **facts)
-    if is_logged:
-        _log(signal, event, level)
-    send(signal, app, event)
+    if is_logged or signal.receivers:
+        event = event_of(subject, **facts)
+        if is_logged:
+            _log(signal, event, level)
+        send(signal, subject.state.app, event)
 
 
-def conclude(
-    app: Flask, signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts: Any
-) -> None:
+def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts: Any) -> None:
     """Tell the present request's outcome, unless it has one.
 
     It is what ``signal`` is named for, unless ``facts`` have another.
     """
     if not subject.has_outcome:
         subject.has_outcome = True
-        if "error" in facts:
-            tell_mistake(app, subject.name, facts["error"])
-        if not (signal.receivers or log.logger.isEnabledFor(level)):
-            return
+        tell_mistake(subject.state, subject.name, facts.get("error"))
         # A view that is not protected, and raises a problem of ours, has no beginning.
         facts.setdefault("seconds", time.monotonic() - subject.began if subject.began else None)
         facts.setdefault("outcome", signal.name.removeprefix("operation-"))
-        note(app, signal, subject, level, **facts)
+        note(signal, subject, level, **facts)
 
 
-def tell_mistake(app: Flask, name: str, error: object) -> None:
+def tell_mistake(state: AppState, name: str, error: object) -> None:
     """Log, once for each name, what only the application's authors can mend: a handler may hide it."""
-    if isinstance(error, (NotAtomic, ConfigurationError)):
-        told = app.extensions["idempotency"].mistakes
-        if (name, type(error)) not in told:
-            told.add((name, type(error)))
-            log.error("operation %s: %s", name, error)
+    told = (name, type(error))
+    if isinstance(error, (NotAtomic, ConfigurationError)) and told not in state.mistakes:
+        state.mistakes.add(told)
+        log.error("operation %s: %s", name, error)
 
 
 def problem_type(error: Exception) -> str | None:
     """Return what events call the error that rejects a request; None for one of the application."""
-    match error:
-        case Problem():
-            return error.type
-        case RecordBroken():
-            return "record-unreadable"
-        case RequestEntityTooLarge():
-            return "body-too-large"
-    return None
+    if isinstance(error, RequestEntityTooLarge):
+        return "body-too-large"
+    return error.type if isinstance(error, (Problem, RecordBroken)) else None
 
 
-def reject(app: Flask, subject: Subject, error: Exception, status: int | None = None) -> None:
+def reject(subject: Subject, error: Exception, status: int | None = None) -> None:
     """Tell that the present request is rejected with ``error``, and if the store failed, that.
 
     ``status`` is that of the response if it is not the problem's own.
     """
     # Not what a view raises that is not protected: that of the outcomes has told it.
     if isinstance(error, StoreUnavailable) and subject.began and not subject.has_outcome:
-        tell_failure(app, subject, error, attempt=subject.attempt)
+        tell_failure(subject, error, attempt=subject.attempt)
     if status is None and isinstance(error, Problem):
         status = error.status
     problem = problem_type(error)
     level = ERROR if problem == "record-unreadable" else DEBUG
-    conclude(app, operation_rejected, subject, level, status=status, problem=problem, error=error)
+    conclude(operation_rejected, subject, level, status=status, problem=problem, error=error)
 
 
 def tell_failure(
-    app: Flask, subject: Subject, error: Exception, text: str = "the store is unavailable", **facts: Any
+    subject: Subject, error: Exception, text: str = "the store is unavailable", **facts: Any
 ) -> None:
     """Log that a store failed, and send ``store_failed``. The line says why; no response does."""
     event = event_of(subject, error=error, **facts)
     cause = (isinstance(error, StoreUnavailable) and error.__cause__) or error
     log.error(f"operation %s: {text}: %r", event.operation, cause, extra=_facts(event))  # noqa: G004
-    send(store_failed, app, event)
+    send(store_failed, subject.state.app, event)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -56,16 +54,13 @@ class PresentStep:
 
     steps: Steps
     name: str
-    atomic: bool
-    function: Callable[[], Any] = field(repr=False)
     after_commit: list[Callable[[], object]] = field(default_factory=list)
 
-    @contextmanager
-    def runs(self) -> Iterator[None]:
-        """Let this be the step that runs, for what asks in this thread."""
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call its function, with this as the step that runs in this thread."""
         token = _present.set(self)
         try:
-            yield
+            return function()
         finally:
             _present.reset(token)
 
@@ -89,35 +84,47 @@ class Steps:
         self._other_binds = other_binds
         self._recorded: dict[str, bytes | None] | None = {} if operation.attempt == 1 else None
         self._bytes = 0  # of all results
-        self._called: dict[str, bool] = {}  # by name, whether it has finished
-        self._lock = threading.Lock()
+        self._called: dict[str, PresentStep] = {}  # by name
+        self.finished: list[str] = []  # the steps whose results this attempt has
 
     def run(self, name: str, call: Callable[[], Any], *, atomic: bool) -> Any:
         """See :meth:`Operation.step`."""
         self._check(name, call)
-        step = PresentStep(self, name, atomic, call)
-        run = partial(self._run_in_transaction if atomic else self._run_outside, step)
-        with self._only_here(name):
+        step = PresentStep(self, name)
+        if self._called.setdefault(name, step) is not step:
+            raise StepError(
+                f"two steps of one operation are named {name!r}, or step {name!r} is running in another"
+                " thread: call each step once, and give it a name of its own"
+            )
+        run = partial(self._run_in_transaction if atomic else self._run_outside, step, call)
+        try:
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
                 result = tracing.step(self._operation.name, name, result, run)
             elif result is None:
                 result = run()
+        except BaseException:
+            del self._called[name]
+            self._recorded = None  # ask again: it may be recorded all the same
+            raise
+        self.finished.append(name)
         self._operation.after_commit += step.after_commit  # if it failed, they go with it
         with legible():
             return json.loads(result)
 
-    def _run_outside(self, step: PresentStep) -> bytes:
+    def _run_outside(self, step: PresentStep, function: Callable[[], Any]) -> bytes:
         self._refuse_open_writes(f"step {step.name!r}")
         # Raises LeaseLost before anything is done that would not count.
         self._lease.extend(self._claim.lease_seconds or 0.0)
-        with step.runs():
-            value = step.function()
-        left_open = self._state.blocks_records()
-        if left_open:
-            undo(self._state.sessions.present())
+        value = step.call(function)
         # What has run is recorded as run, whatever came of it: it is never called again.
         result, failure = None, None
+        if self._state.blocks_records():
+            undo(self._state.sessions.present())
+            failure = StepError(
+                f"step {step.name!r} was done, and left changes in db.session that it did not commit."
+                " On SQLite they block the step's record, so they were undone: call it with atomic=True"
+            )
         try:
             result = self._result(step, value)
         except StepError as error:
@@ -125,26 +132,19 @@ class Steps:
         try:
             self._record(step.name, result, self._lease)
         except LeaseLost:
-            operation = self._operation
             log.error(
-                "operation %s: another request took it over, or an operator decided, while its step %r"
-                " ran: both may have called",
-                operation.name,
+                "operation %s, record %s: another request took it over, or an operator decided, while"
+                " its step %r ran: both may have called",
+                self._operation.name,
+                self._operation.id,
                 step.name,
-                extra={"operation": operation.name, "attempt": operation.attempt, "id": operation.id},
             )
             raise
-        if left_open:
-            raise StepError(
-                f"step {step.name!r} was done, and left changes in db.session that it did not commit."
-                " On SQLite they would block every other write, even the step's record, so they were"
-                " undone. Commit in its function, or call the step with atomic=True"
-            )
-        if result is None:
+        if result is None or failure is not None:
             raise failure or AssertionError
         return result
 
-    def _run_in_transaction(self, step: PresentStep) -> bytes:
+    def _run_in_transaction(self, step: PresentStep, function: Callable[[], Any]) -> bytes:
         state = self._state
         if holds_changes(state.sessions.present()):
             refuse_changes(f"step {step.name!r}")
@@ -152,9 +152,8 @@ class Steps:
         try:
             with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
                 try:
-                    with step.runs():
-                        result = self._result(step, step.function())
-                        joined.commit()
+                    result = self._result(step, step.call(function))
+                    joined.commit()
                 except Exception as error:
                     joined.raise_if_uncommittable(error)
                     if (sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
@@ -189,11 +188,10 @@ class Steps:
 
         Raises ``StepError`` for one that could not be stored, and where there is no room for another.
         """
-        with self._lock:
-            if self._recorded is None:
-                self._recorded = self._lease.steps()
-                self._bytes = sum(len(result or b"") for result in self._recorded.values())
-            is_recorded, stored = name in self._recorded, self._recorded.get(name)
+        if (recorded := self._recorded) is None:
+            recorded = self._recorded = self._lease.steps()
+            self._bytes = sum(len(result or b"") for result in recorded.values())
+        is_recorded, stored = name in recorded, recorded.get(name)
         if stored is not None:
             return self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
         if is_recorded:
@@ -213,22 +211,14 @@ class Steps:
         present = self._present()
         return self._operation.after_commit if present is None else present.after_commit
 
-    def finished(self) -> list[str]:
-        """The steps whose results this attempt has."""
-        return sorted(name for name, is_finished in self._called.items() if is_finished)
-
     def begin_again(self) -> None:
         """After ``on_interrupted`` the view runs: it may ask for the steps recorded there."""
         self._called.clear()
+        self.finished.clear()
         self._recorded = None
 
     def extend(self, seconds: float | timedelta) -> None:
         """See :meth:`Operation.extend`."""
-        if (present := self._present()) is not None and present.atomic:
-            raise StepError(
-                f"extend() was called inside step {present.name!r}, which is atomic: its transaction"
-                " holds the record. Call it before; the end of the step renews the lease"
-            )
         self._refuse_open_writes("extend()")
         self._lease.extend(checked("lease", seconds, OPTIONS["lease"]))
 
@@ -244,16 +234,16 @@ class Steps:
                 " other write, even the record: commit them first"
             )
 
-    def _check(self, name: object, call: Callable[[], Any]) -> None:
+    def _check(self, name: str, call: Callable[[], Any]) -> None:
         """Raise ``StepError`` for what cannot be a step, before anything is done.
 
         Raises ``LeaseLost`` in a forked child.
         """
         self._claim.refuse_in_child()
-        if not is_name(name):
-            raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
-        if not (str(name).isascii() or self._state.can_hold(str(name))):
-            raise StepError(f"the encoding of the database cannot hold the name {name!r} of a step")
+        if not is_name(name) or not (name.isascii() or self._state.can_hold(name)):
+            raise StepError(
+                f"a step's name is {name!r}; allowed: {NAMES}, in the encoding of the database"
+            )
         if inspect.iscoroutinefunction(call):
             raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
         if (present := self._present()) is not None:
@@ -263,25 +253,6 @@ class Steps:
         """The step whose function calls this."""
         found = _present.get()
         return found if found is not None and found.steps is self else None
-
-    @contextmanager
-    def _only_here(self, name: str) -> Iterator[None]:
-        """Raise ``StepError`` if the step has been called before, or runs in another thread."""
-        with self._lock:
-            if name in self._called:
-                raise StepError(
-                    f"two steps of one operation are named {name!r}, or step {name!r} is running in"
-                    " another thread: call each step once, and give it a name of its own"
-                )
-            self._called[name] = False
-        try:
-            yield
-        except BaseException:
-            with self._lock:
-                del self._called[name]
-                self._recorded = None  # ask again: it may be recorded all the same
-            raise
-        self._called[name] = True
 
 
 def purpose(name: str) -> str:

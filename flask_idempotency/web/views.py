@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 import flask
-from flask import Flask, Response, views
+from flask import Response, views
 
 from flask_idempotency.core.engine import DecisionEngine, Execution, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
@@ -34,23 +34,14 @@ from flask_idempotency.session.joining import connection_of_test, refuse_inside,
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, in_thread, running_operation
 
+from . import signals
 from .attempt import Attempt, LeasedAttempt
-from .identity import found_for_old, identify, request_claim
-from .observe import Observed, observe
-from .request import Request, abandon_struck, is_outermost_request, this_request
+from .identity import found_for_old, identify, prepare, request_claim
+from .observe import observe
+from .request import Request, is_outermost_request, this_request
 from .response import handle_problem, replay, replayed
 from .routes import ROUTE, AppState, note_decorated, refuse_unsupported
 from .settings import Route, RouteOptions, read_options
-from .signals import (
-    conclude,
-    note,
-    operation_interrupted,
-    operation_replayed,
-    operation_unprotected,
-    reject,
-    tell_failure,
-    tell_mistake,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -109,125 +100,104 @@ def protected(view: View, route: Route) -> View:
 
         @wraps(view)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            try:
-                entered = enter(route, view)
-                if entered is None or isinstance(entered, Response):
-                    return await view(*args, **kwargs) if entered is None else entered
-                with entered:
-                    try:
-                        result = await view(*args, **kwargs)
-                    except Exception as error:
-                        return await in_thread(entered.raised, error)
-                    # What the view registered may be async, too, and cannot run in this event loop.
-                    return await in_thread(entered.returned, result)
-            except BaseException:
-                abandon_struck()
-                raise
+            entered = enter(route)
+            if not isinstance(entered, Attempt):
+                return await view(*args, **kwargs) if entered is None else entered
+            with entered:
+                try:
+                    result = await view(*args, **kwargs)
+                except Exception as error:
+                    return await in_thread(entered.raised, error)
+                # What the view registered may be async, too, and cannot run in this event loop.
+                return await in_thread(entered.returned, result)
 
         wrapper: Callable[..., Any] = async_wrapper
     else:
 
         @wraps(view)
         def sync_wrapper(*args: Any, **kwargs: Any) -> Any:
-            try:
-                entered = enter(route, view)
-                if entered is None or isinstance(entered, Response):
-                    return view(*args, **kwargs) if entered is None else entered
-                with entered:
-                    try:
-                        result = view(*args, **kwargs)
-                    except Exception as error:
-                        return entered.raised(error)
-                    return entered.returned(result)
-            except BaseException:
-                abandon_struck()
-                raise
+            entered = enter(route)
+            if not isinstance(entered, Attempt):
+                return view(*args, **kwargs) if entered is None else entered
+            with entered:
+                try:
+                    result = view(*args, **kwargs)
+                except Exception as error:
+                    return entered.raised(error)
+                return entered.returned(result)
 
         wrapper = sync_wrapper
     setattr(wrapper, ROUTE, route)
     return cast("View", wrapper)
 
 
-def enter(route: Route, view: object) -> Attempt | Observed | Response | None:
+def enter(route: Route) -> Attempt | Response | None:
     """Begin the present request: return what to run in, a response, or None to run unprotected.
 
-    ``view`` is the function that ``route`` protects. A problem is a response; raises all other errors.
+    A problem is a response; raises all other errors.
     """
     current = this_request()
     state = current.state
-    if current.open_attempt is not None:
-        _end_earlier(state.app, current.name, current.open_attempt)
-    if running_operation() is not None or not state.settings.enabled:
+    earlier = current.open_attempt
+    has_ended = earlier is not None and earlier.phase in (Phase.AWAITING, Phase.WAITING)
+    if not has_ended and (running_operation() is not None or not state.settings.enabled):
         return None  # an idempotent function that an idempotent view calls is part of it
+    if current.claim is not None:
+        _refuse_second(current)
     request = needed_request()
-    dispatched = current.dispatched
-    is_view = dispatched is not None and dispatched.given is route
-    found = dispatched if is_view else _unseen(route, request, state)
-    if found is None:
-        return None
-    current.route = found
-    if not found.enforce:
-        return observe(state, found, current, request)
-    try:
-        operation = identify(request, state, found, current)
-        if operation is None:
-            _tell_unprotected(current)
+    is_view = current.dispatched is not None and current.dispatched.given is route
+    if not is_view:  # a function that a view calls, or a request that the hooks have not seen
+        if not route.applies_to(request.method):
             return None
-        current.note_function(operation, view)
-        claim = request_claim(request, state, found, current, operation)
+        found = route.resolved(state.settings, state.scope, request.endpoint or "")
+        if found.enforce:
+            refuse_unsupported(state, found)
+        prepare(request, current, found)
+    if not current.route.enforce:
+        observe(current, request)
+        return None
+    return _entered(current, request, is_view)
+
+
+def _entered(current: Request, request: flask.Request, is_view: bool) -> Attempt | Response | None:
+    """Claim what the request is about. ``is_view``: Flask itself has called this view."""
+    try:
+        operation = identify(request, current)
+        if operation is None:
+            if not current.skipped:
+                signals.conclude(signals.operation_unprotected, current)
+            return None
+        claim = request_claim(request, current, operation)
         entered = claim_or_answer(current, operation, claim)
-        if entered is None:  # it may call others that are the same operation
-            current.entered = None
-        elif isinstance(entered, Attempt):
+        if isinstance(entered, Attempt):
             entered.watch(functions_after_request(), is_view=is_view)
         return entered
     except Problem as problem:
-        return handle_problem(state, current, problem)
+        return handle_problem(current, problem)
     except Exception as error:
-        reject(state.app, current, error)  # such as the application's 413
+        signals.reject(current, error)  # such as the application's 413
         raise
 
 
-def _tell_unprotected(current: Request) -> None:
-    if not current.skipped:
-        conclude(current.state.app, operation_unprotected, current)
-
-
-def _end_earlier(app: Flask, name: str, earlier: Attempt) -> None:
-    """End an attempt of the same request that still awaits the response to its error.
-
-    A decorator has caught the error, and calls the view once more. Raises ``NotAtomic`` if an attempt
-    waits for a commit.
-    """
-    if earlier.phase is Phase.AWAITING:
-        earlier.unanswered(None)
-    elif earlier.phase is Phase.WAITING:
-        mistake = NotAtomic(
-            "a second idempotent view was called in one request while the first one had left"
-            " uncommitted changes in db.session: commit them in the first one"
-        )
-        tell_mistake(app, name, mistake)
-        raise mistake
-
-
-def _unseen(route: Route, request: flask.Request, state: AppState) -> Route | None:
-    """The options of a function that a view calls, or of a request that the hooks have not seen.
-
-    None if they leave the request's method out.
-    """
-    if not route.applies_to(request.method):
-        return None
-    route = route.resolved(state.settings, state.scope, request.endpoint or "")
-    if route.enforce:
-        refuse_unsupported(state, route)
-    return route
+def _refuse_second(current: Request) -> NoReturn:
+    """Raise ``ConfigurationError``: the response of a request belongs to one operation."""
+    earlier = current.open_attempt
+    if earlier is not None and earlier.phase is Phase.AWAITING:
+        earlier.unanswered(None)  # a decorator has caught its error
+    mistake = ConfigurationError(
+        "a second idempotent function was called in one request, or the same once more, whose response"
+        " can be that of one operation alone: let one call the other, or use Idempotency.run() with a"
+        " key for each; and let what tries again do so below @idempotent"
+    )
+    signals.tell_mistake(current.state, current.name, mistake)
+    raise mistake
 
 
 def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     state, route, current.claim = current.state, current.route, claim
     try:
-        records, engine, claim = _placed(state, route, operation, claim)
+        records, engine, claim = _placed(state, route, claim)
         found = found_for_old(records, route, operation, claim)
         decision = engine.decide(claim, route.wait, on_interrupted=route.on_interrupted, found=found)
     except NotAtomic:
@@ -237,8 +207,9 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
     except StoreUnavailable as error:
         if state.settings.on_store_error != "allow":
             raise
-        tell_failure(state.app, current, error)
-        conclude(state.app, operation_unprotected, current, logging.ERROR, problem=error.type)
+        signals.tell_failure(current, error)
+        signals.conclude(signals.operation_unprotected, current, logging.ERROR, problem=error.type)
+        current.claim = None
         return None
     if isinstance(decision, Execution):
         kind = Attempt if route.atomic else LeasedAttempt
@@ -246,31 +217,30 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
     return _answer(current, operation, claim, decision)
 
 
-def _placed(
-    state: AppState, route: Route, operation: Operation, claim: Claim
-) -> tuple[Records, DecisionEngine, Claim]:
+def _placed(state: AppState, route: Route, claim: Claim) -> tuple[Records, DecisionEngine, Claim]:
     """Where to claim, and the connection whose transaction an atomic operation is to continue."""
     if state.in_test is not None and (test := connection_of_test(state)) is not None:
         records = state.in_test(test)
         engine = DecisionEngine(records, Unlocked(), state.sealer, time)
         return records, engine, replace(claim, connection=test)
-    return state.records, state.engine, _continuing(state, route, operation, claim)
+    if not route.atomic:
+        _refuse_open(state, claim)
+    elif (connection := to_continue(state)) is not None:
+        claim = replace(claim, connection=connection)
+    return state.records, state.engine, claim
 
 
-def _continuing(state: AppState, route: Route, operation: Operation, claim: Claim) -> Claim:
-    if route.atomic:
-        connection = to_continue(state)
-        return claim if connection is None else replace(claim, connection=connection)
+def _refuse_open(state: AppState, claim: Claim) -> None:
+    """Raise ``NotAtomic`` for open work that an operation with a lease would meet or end."""
     if state.blocks_records():
         raise NotAtomic(
-            f"db.session had uncommitted writes when {operation.name} began. Until they are committed,"
+            f"db.session had uncommitted writes when {claim.name} began. Until they are committed,"
             " SQLite lets nobody else write, not even the record: commit them before the operation"
         )
     if not is_outermost_request():
         refuse_inside(state)
         if waits_for_commit(state.sessions.present()):
-            refuse_changes(f"a view's request to its own application for {operation.name}")
-    return claim
+            refuse_changes(f"a view's request to its own application for {claim.name}")
 
 
 def _answer(current: Request, operation: Operation, claim: Claim, settled: Settled) -> Response:
@@ -278,25 +248,26 @@ def _answer(current: Request, operation: Operation, claim: Claim, settled: Settl
     state = current.state
     match settled:
         case Interrupted():
-            note(state.app, operation_interrupted, current, logging.ERROR)
+            signals.note(signals.operation_interrupted, current, logging.ERROR)
         case InProgress(by_lock=True):
             current.decided_by = "lock"
     found = replayed(
         settled, current.route, operation, claim, state.last_seconds.get(operation.name, 0.0)
     )
-    if found.incomparable is not None:
+    if not found.is_comparable:
         log.warning(
-            "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"
-            " the stored response is replayed",
+            "operation %s: the stored fingerprint was made in another way or with another key, so the"
+            " stored response is replayed",
             operation.name,
-            found.incomparable.origin,
-            claim.fingerprint.origin,
         )
     if state.tracing is not None:
         state.tracing.link(found.response)
     response = replay(state.app, found.response)
     current.is_replay = True
-    conclude(
-        state.app, operation_replayed, current, attempt=found.attempt, status=found.response.status
+    signals.conclude(
+        signals.operation_replayed,
+        current,
+        attempt=found.attempt,
+        status=found.response.status,
     )
     return response

@@ -10,17 +10,23 @@ from typing import Any
 from flask_idempotency.core.fingerprint import (
     Fingerprint,
     RequestParts,
-    by_fields,
-    by_json,
-    by_request,
+    by_parts,
     parse_pointer,
 )
 
 Algorithm = Callable[[RequestParts], Fingerprint]
 
 
+def by_request(parts: RequestParts) -> Fingerprint:
+    return by_parts(parts, "request")
+
+
+def by_json(parts: RequestParts) -> Fingerprint:
+    return by_parts(parts, "json")
+
+
 def of_fields(*pointers: str) -> Algorithm:
-    return lambda parts: by_fields(parts, [parse_pointer(pointer) for pointer in pointers])
+    return lambda parts: by_parts(parts, [parse_pointer(pointer) for pointer in pointers])
 
 
 def file(name: str, content: bytes, filename: str | None, kind: str | None) -> tuple[Any, ...]:

@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.fingerprint import Fingerprint, by_json, by_request, by_value
+from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import digest
-from tests.unit.payments import ALGORITHMS, FORM, PAYMENT, UPLOAD, Algorithm, file, of_fields
+from tests.unit.payments import (
+    ALGORITHMS,
+    FORM,
+    PAYMENT,
+    UPLOAD,
+    Algorithm,
+    by_json,
+    by_request,
+    file,
+    of_fields,
+)
 
 
 @pytest.mark.parametrize("fingerprint", ALGORITHMS)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.core.errors import BodyMalformed
-from flask_idempotency.core.fingerprint import by_json, by_request
-from tests.unit.payments import ALGORITHMS, PAYMENT, Algorithm, of_fields, of_json
+from tests.unit.payments import ALGORITHMS, PAYMENT, Algorithm, by_json, by_request, of_fields, of_json
 
 thoroughly = settings(max_examples=200, deadline=None)
 

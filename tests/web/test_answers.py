@@ -129,7 +129,6 @@ NEVER_REPLAYED = {
     "Trailer": "X-Sum",
     "Transfer-Encoding": "chunked",
     "Upgrade": "h2c",
-    "Set-Cookie2": "session=canary",
 }
 
 

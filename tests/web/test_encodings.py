@@ -64,17 +64,10 @@ def test_a_step_that_it_cannot_hold_is_not_called(world, atomic):
     charges = []
 
     def view():
-        with pytest.raises(IdempotencyError, match="cannot hold the name '€'"):
+        with pytest.raises(IdempotencyError, match="a step's name is '€'.*in the encoding"):
             current_operation.step("€", charges.append, 1, atomic=atomic)
         return current_operation.step("charge", lambda: "€"), 201
 
     world.app.add_url_rule("/payments", "pay", idempotent(atomic=False)(view), methods=["POST"])
     assert world.post().text == world.post().text == "€"
     assert charges == []
-
-
-@pytest.mark.parametrize("endpoint", ["a\0b", "a" * 256])
-def test_an_endpoint_that_is_no_name_is_refused(world, endpoint):
-    world.app.add_url_rule("/payments", endpoint, idempotent(lambda: ""), methods=["POST"])
-    with pytest.raises(ConfigurationError, match=r"the name '.*' of an operation; allowed: "):
-        world.post()

@@ -241,5 +241,5 @@ def test_a_record_of_an_older_release_is_replayed_and_logged(
     first = world.post()
     world.sql("update idempotency_record set fingerprint_version = :code", code=code)
     assert_replayed(first, world.post())
-    assert f"the stored fingerprint is of version {code}, this one of version 7" in caplog.text
+    assert "the stored fingerprint was made in another way" in caplog.text
     assert len(runs) == 1

@@ -31,7 +31,7 @@ def add(shop, package, **members):
 
 def protected(shop):
     state = shop.app.extensions["idempotency"]
-    return {(each.method, each.route.ttl) for each in protected_routes(state)}
+    return {(method, route.ttl) for _, method, route in protected_routes(state)}
 
 
 @pytest.mark.parametrize("place", ["decorators", "method_decorators"])

@@ -195,23 +195,6 @@ def test_the_view_keeps_its_name_and_its_signature():
     assert pay.__annotations__.keys() == {"order", "return"}
 
 
-def test_two_functions_of_one_view_need_names_of_their_own(app, world, pay, caplog):
-    """Both would be the endpoint's operation: the second would get the first one's response."""
-    charge, notify = idempotent(pay), idempotent(functools.partial(pay))
-    named = idempotent(name="notify")(functools.partial(pay))
-    app.add_url_rule("/mixed", "mixed", lambda: [charge(), notify()][1], methods=["POST"])
-    app.add_url_rule("/named", "named", lambda: [charge(), named()][1], methods=["POST"])
-    app.add_url_rule("/twice", "twice", lambda: [charge(), charge()][1], methods=["POST"])
-    app.config["PROPAGATE_EXCEPTIONS"] = False
-    assert world.post("/mixed", key="mixed").status_code == 500
-    assert "two idempotent functions of one request are both the operation 'mixed'" in caplog.text
-    assert world.count() == 1
-    assert world.post("/named", key="named").status_code == 201
-    assert world.count() == 3
-    assert world.post("/twice", key="twice").status_code == 201
-    assert world.count() == 4, "the same function again is a retry"
-
-
 def test_an_application_without_the_extension_is_told_so():
     app = Flask("forgetful")
     app.testing = True

@@ -61,7 +61,7 @@ def fork() -> None:
 
 
 def fork_at_lock(app: Flask) -> None:
-    lock: Any = type(app_state(app).engine._lock)
+    lock: Any = type(app_state(app).engine.lock)
     acquire = lock.acquire
 
     def acquire_and_fork(self: Any, claim: Claim) -> Any:

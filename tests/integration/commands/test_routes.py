@@ -180,12 +180,6 @@ def test_check_misses_the_transactions_of_a_store(make_shop, redis_server):
     assert shop.said("route").startswith("pay is atomic, which the store 'redis' cannot be")
 
 
-def test_check_names_what_is_exempt_and_protected(shop):
-    shop.add("pay", idempotent(pay))
-    shop.idempotency.exempt("pay")
-    assert not_ok(shop.run("check")) == {"route": "FAILED"}
-
-
 def test_check_does_not_see_a_protection_that_a_decorator_hides(shop):
     shop.add("hidden", nameless(idempotent(lambda: ({}, 201))))
     assert "0 of 1 endpoints" in shop.said("routes")

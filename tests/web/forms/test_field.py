@@ -6,7 +6,7 @@ import time
 import pytest
 from flask import Blueprint, render_template_string, request
 
-from flask_idempotency import ConfigurationError, current_operation, idempotent
+from flask_idempotency import ConfigurationError
 from tests.web.forms.pages import ALICE, BOB, add_page, add_payments, load, send
 
 FORM_TYPES = ["application/x-www-form-urlencoded", "multipart/form-data"]
@@ -109,29 +109,6 @@ class TestABrowsersOwnHeader:
 def own_header(key=None):
     """What a browser sends that has a key for each request."""
     return {"headers": {**ALICE, "Idempotency-Key": f'"{time.time_ns()}"' if key is None else key}}
-
-
-def test_each_operation_of_a_request_looks_for_the_key_in_its_own_way(app, client, world):
-    """Also if the one before has found another, or none."""
-
-    @idempotent(key=lambda: request.form.get("order"), name="order")
-    def order():
-        return current_operation.key
-
-    @idempotent(name="pay")
-    def pay():
-        return current_operation.key
-
-    def both():
-        return b" ".join([order().data, pay().data])
-
-    def other_way():
-        return b" ".join([pay().data, order().data])
-
-    app.add_url_rule("/both", "both", both, methods=["POST"])
-    app.add_url_rule("/other", "other", other_way, methods=["POST"])
-    assert send(client, None, "/both", order="7", **own_header("key-1")).text == "7 key-1"
-    assert send(client, None, "/other", order="8", **own_header("key-2")).text == "key-2 8"
 
 
 def test_the_named_view_may_be_in_the_same_blueprint(app, client, world):
