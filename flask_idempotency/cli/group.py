@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from flask.cli import AppGroup
@@ -15,7 +15,6 @@ from flask_idempotency.operate.words import as_utc, explain, printable
 from flask_idempotency.stores.admin import NothingToDo
 
 _JSON = "flask_idempotency.json"
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class _Group(AppGroup):
@@ -53,7 +52,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
 
 
-def which_options(command: _Command) -> _Command:
+def which_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of :class:`~flask_idempotency.operate.find.Sought`."""
     for option in (
         click.option("--namespace", metavar="NAMESPACE", help="The namespace of --key, if it is not"

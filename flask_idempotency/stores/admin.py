@@ -269,14 +269,11 @@ class Admin(Protocol):
         :attr:`Line.version`, there is one key, and its record is left if it has another version.
         """
 
-    def count_older(self, seconds: float) -> int:
-        """Return how many records ended so long ago and have not expired. Reads the whole table."""
-
-    def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
+    def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
 
-        With ``older_than_seconds`` also those that ended so long ago and have not expired. Yields how
-        many records each transaction has deleted, after its commit. Skips a record that somebody holds.
+        Yields how many each transaction has deleted, after its commit. Skips a record that somebody
+        holds.
         """
 
     def purge_briefly(self, batch: int) -> int | None:

@@ -222,13 +222,9 @@ ON CONFLICT (key) DO NOTHING"""
         self.left = f"""SELECT {state}, count(*) FROM {{table}}
  WHERE {of_scope} AND {named} AND NOT {NO_LEASE} GROUP BY 1"""
 
-        # PostgreSQL has its own for many at a time. No record ended before null.
+        # PostgreSQL has its own for many at a time.
         self.erase = f"""DELETE FROM {{table}}
  WHERE key = %(key)s AND {NO_LEASE} AND (%(seen)s IS NULL OR {VERSION} = %(seen)s)"""
         self.purge = f"""DELETE FROM {{table}} WHERE key IN (SELECT key FROM {{table}}
-  WHERE {NO_LEASE} AND (expires_at <= {now} OR state <> 'in_progress' AND completed_at <= %(before)s)
+  WHERE {NO_LEASE} AND expires_at <= {now}
   ORDER BY expires_at LIMIT %(batch)s)"""
-
-        self.before = f"SELECT CAST({dialect.after.format('-%(older)s')} AS text)"
-        self.older = f"""SELECT count(*) FROM {{table}}
- WHERE state <> 'in_progress' AND completed_at <= %(before)s AND expires_at > (SELECT {now})"""

@@ -176,14 +176,6 @@ class SqlAdmin:
         keys = [bytes(key) for (key,) in self._fetch(self._sql.belonging, tail=tail, name=name)]
         return Belongings(keys, dict(map(tuple, self._fetch(self._sql.left, tail=tail, name=name))))
 
-    def count_older(self, seconds: float) -> int:
-        """Return how many ended so long ago and have not expired."""
-        return int(self._fetch(self._sql.older, before=self._before(seconds))[0][0])
-
-    def _before(self, seconds: float) -> str:
-        """Return the time so many seconds ago, by the database's clock, as its own text."""
-        return str(self._fetch(self._sql.before, older=seconds)[0][0])
-
     def _forget(self, claim: Claim) -> None:
         self._change(_FORGET, key=claim.key, owner=claim.owner)
 
@@ -310,14 +302,11 @@ class PostgresAdmin(SqlAdmin):
         """Delete what nobody works on."""
         return int(self._messages.change(statements.ERASE, {"keys": keys, "seen": seen}))
 
-    def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
-        """Delete expired or old records in batches, in the order in which they expire."""
-        before, parts = None, {}
-        if older_than_seconds is not None:
-            before, parts = self._before(older_than_seconds), {"which": statements.OLDER}
+    def purge(self, batch: int) -> Iterator[int]:
+        """Delete expired records in batches, in the order in which they expire."""
         for (piece,) in self._messages.fetch(statements.PIECES):
-            values = {"batch": batch, "since": "-infinity", "before": before}
-            purge = statements.purge(_escaped(piece), **parts)
+            values = {"batch": batch, "since": "-infinity"}
+            purge = statements.purge(_escaped(piece))
             while True:
                 began = time.monotonic()
                 deleted, values["since"] = self._messages.fetch(purge, values)[0]
@@ -485,17 +474,16 @@ class SqliteAdmin(SqlAdmin):
         with self._messages.writing() as run:
             return sum(run(self._sql.erase, {"key": key, "seen": seen}).rowcount for key in keys)
 
-    def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
-        """Delete expired or old records in batches."""
-        before = None if older_than_seconds is None else self._before(older_than_seconds)
-        while deleted := self._change(self._sql.purge, batch=batch, before=before):
+    def purge(self, batch: int) -> Iterator[int]:
+        """Delete expired records in batches."""
+        while deleted := self._change(self._sql.purge, batch=batch):
             yield deleted
 
     def purge_briefly(self, batch: int) -> int | None:
         """Delete a batch, unless somebody writes."""
         try:
             with self._messages.writing(self._messages.begin(waits=False)) as run:
-                return int(run(self._sql.purge, {"batch": batch, "before": None}).rowcount)
+                return int(run(self._sql.purge, {"batch": batch}).rowcount)
         except StoreUnavailable as error:
             if error.__cause__ is not None and "locked" not in str(error.__cause__):
                 raise

@@ -206,10 +206,10 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - Before PostgreSQL 18 a sort that is off, and taken all the same, makes the plan so dear that it is
 #   compiled (JIT), which takes longer than a batch after a response may.
 # - A crash that loses the commit loses nothing: the records have still expired.
-def purge(piece: str, which: str = "expires_at <= (SELECT clock_timestamp())", bounds: str = "") -> str:
+def purge(piece: str, bounds: str = "") -> str:
     """Delete a batch of what has expired in the table, or in a partition, whose name is ``piece``.
 
-    ``which`` may be :data:`OLDER`, and ``bounds`` may be :data:`AFTER_RESPONSE`.
+    ``bounds`` may be :data:`AFTER_RESPONSE`.
     """
     return f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
@@ -218,16 +218,11 @@ SET LOCAL jit = off;
 WITH gone AS (
   DELETE FROM ONLY {piece} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM ONLY {piece}
-     WHERE {NO_LEASE} AND {which}
+     WHERE {NO_LEASE} AND expires_at <= (SELECT clock_timestamp())
        AND expires_at >= %(since)s::timestamptz
      ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING expires_at)
 SELECT count(*), max(expires_at)::text FROM gone"""
 
-
-# In the same order: each batch goes on in the index where the last one ended, so all of them together
-# read the table once. ``before`` stays the same: if it moved on, there would always be one more.
-OLDER = """(expires_at <= (SELECT clock_timestamp())
-       OR state <> 'in_progress' AND completed_at <= %(before)s::timestamptz)"""
 
 # After a response its worker waits for this. A migration's lock is noticed before the time is over: it
 # says nothing about how many records a batch may have.
