@@ -7,7 +7,6 @@ Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
   both, in ``_cv_app``. ``_request`` is None in one of the application alone, also in one that is pushed
   inside a request; what was there before, its ``_cv_token`` knows.
 * ``_after_request_functions`` of the request's context is the list for ``flask.after_this_request``.
-* From 3.2 on, the methods of the application that handle a request take its context first.
 
 ``tests/unit/test_private_flask.py`` fails when a release changes this.
 """
@@ -70,23 +69,3 @@ def functions_after_request() -> list[Callable[[Any], Any]]:
     """Return Flask's own list of what ``flask.after_this_request`` has registered."""
     functions: list[Callable[[Any], Any]] = _cv_request.get()._after_request_functions  # noqa: SLF001
     return functions
-
-
-# ``app`` is typed Any: its methods differ.
-
-
-def handle_error(app: Any, error: Exception) -> Any:
-    """Return what the application's handlers make of ``error``, which is being handled.
-
-    Raises it again if there is no handler for it.
-    """
-    return app.handle_user_exception(*_leading(), error)
-
-
-def ask_before_request(app: Any) -> Any:
-    """Run what comes before a view; returns its response in place of the view's, or None."""
-    return app.preprocess_request(*_leading())
-
-
-def _leading() -> tuple[Any, ...]:
-    return (_cv_app.get(),) if _is_merged else ()

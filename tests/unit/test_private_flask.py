@@ -15,13 +15,10 @@ import flask.globals
 import pytest
 import werkzeug
 from flask import Flask, after_this_request, g, request
-from werkzeug.exceptions import NotFound
 
 import flask_idempotency
 from flask_idempotency.flask_context import (
-    ask_before_request,
     functions_after_request,
-    handle_error,
     needed_request,
     present_context,
     present_request,
@@ -117,42 +114,6 @@ def test_a_request_keeps_what_was_registered_for_after_it_in_one_list_in_their_o
             return "as it was"
 
         assert client.get("/").text == "as it was"
-
-
-def test_the_applications_own_handlers_and_functions_before_requests_are_asked(plain, caplog):
-    plain.before_request(lambda: "stop" if "stop" in request.args else None)
-    plain.register_error_handler(LookupError, lambda error: f"handled {error}")
-    with plain.test_request_context("/?stop"):
-        assert ask_before_request(plain) == "stop"
-    with plain.test_request_context():
-        assert ask_before_request(plain) is None
-        assert handle_error(plain, LookupError("it")) == "handled it"
-        assert isinstance(handle_error(plain, NotFound()), NotFound)
-        try:
-            raise ValueError("unhandled")
-        except ValueError as error:
-            with pytest.raises(ValueError, match="unhandled"):
-                handle_error(plain, error)
-
-
-def test_an_applications_class_that_handles_errors_as_before_is_asked():
-    """Flask 3.2 says that it is deprecated, and takes the context away from what it overrides."""
-
-    def handle_user_exception(self, error):
-        return f"own {error}"
-
-    methods = {"handle_user_exception": handle_user_exception}
-    if is_merged():
-        taken = Flask.handle_user_exception
-        try:
-            with pytest.warns(DeprecationWarning, match="takes 'ctx: AppContext'"):
-                app = type("Own", (Flask,), methods)(__name__)
-        finally:
-            Flask.handle_user_exception = taken  # Flask has changed it for all
-    else:
-        app = type("Own", (Flask,), methods)(__name__)
-    with app.test_request_context():
-        assert handle_error(app, ValueError("it")) == "own it"
 
 
 @cache

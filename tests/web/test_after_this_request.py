@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from flask import Response, after_this_request, g, has_request_context
 
 from flask_idempotency import idempotent
-from flask_idempotency.flask_context import _leading
+from flask_idempotency.flask_context import _cv_app, _is_merged
 
 
 @pytest.fixture
@@ -214,7 +214,8 @@ def test_a_view_that_is_called_without_dispatch(shop):
             response = view()
             assert ran(response) == ["view 1"]
             assert response.headers.get("Idempotent-Replayed") == replayed
-            assert ran(shop.app.process_response(*_leading(), response)) == ["view 1"]
+            context = [_cv_app.get()] if _is_merged else []  # which Flask 3.2 takes first
+            assert ran(shop.app.process_response(*context, response)) == ["view 1"]
 
 
 def test_what_a_function_of_run_registers_is_for_the_requests_own_response(shop):
