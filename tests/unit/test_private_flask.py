@@ -143,7 +143,7 @@ CALLED_THE_SAME = {
 def test_only_one_file_uses_what_is_private_in_flask_or_differs():
     asked = (private_names() - set(dir(sys))) | TAKE_THE_CONTEXT | MERGED
     used = {path: set(used_names(path)) & asked for path in sorted(PACKAGE.rglob("*.py"))}
-    assert {"_cv_app", "_after_request_functions", "handle_user_exception"} <= used.pop(THE_FILE)
+    assert {"_cv_app", "_after_request_functions"} <= used.pop(THE_FILE)
     assert {
         str(path.relative_to(PACKAGE)): names for path, names in used.items() if names
     } == CALLED_THE_SAME
