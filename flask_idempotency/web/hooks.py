@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flask
@@ -40,23 +41,16 @@ from .views import protected
 
 def register(app: Flask, state: AppState) -> None:
     """Put the hooks on ``app``."""
-
-    def first(endpoint: str | None, _values: object) -> None:
-        before(state, endpoint)
-
-    def last(response: Response) -> Response:
-        return after(state, response)
-
     # First: what a function of the application does may depend on the key, or be about the response.
-    app.url_value_preprocessors.setdefault(None, []).insert(0, first)
+    app.url_value_preprocessors.setdefault(None, []).insert(0, partial(before, state))
     # Flask runs these from the last to the first, so ours come after all others.
-    app.after_request_funcs.setdefault(None, []).insert(0, last)
+    app.after_request_funcs.setdefault(None, []).insert(0, partial(after, state))
     app.teardown_request_funcs.setdefault(None, []).insert(0, end)
     if Problem not in app.error_handler_spec[None][None]:
         app.register_error_handler(Problem, answer)
 
 
-def before(state: AppState, endpoint: str | None) -> None:
+def before(state: AppState, endpoint: str | None, _values: object) -> None:
     """Check the request to a protected endpoint, as far as that needs no user and no store."""
     request: flask.Request = present_request()
     current = begin_request(request, state)
@@ -99,7 +93,7 @@ def end(error: BaseException | None) -> None:
     A copy of its context, in a thread that the view started, ends nothing.
     """
     current = existing_request()
-    if current is None or not is_home(current):
+    if current is None or not (current.open_attempt or current.observation) or not is_home(current):
         return
     if current.open_attempt is not None:
         current.open_attempt.unanswered(error)

@@ -131,7 +131,7 @@ def _find_key(request: flask.Request, current: Request) -> None:
 
 def _header_key(request: flask.Request, current: Request) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
-    value = request.headers.get(current.state.settings.header)
+    value = request.environ.get(current.state.header)
     return None if value is None else parse_key(value)
 
 
@@ -150,12 +150,8 @@ def request_claim(request: flask.Request, current: Request, operation: Operation
 
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
     """Make the claim of a new attempt at ``operation``."""
-    with suppress(StoreUnavailable):  # the claim meets that, too
-        if not (operation.name.isascii() or state.can_hold(operation.name)):
-            raise ConfigurationError(
-                f"the encoding of the database cannot hold the name {operation.name!r}: give the"
-                " operation another one, name=..., of ASCII characters"
-            )
+    if not operation.name.isascii():
+        _refuse_unstorable(state, operation.name)
     ttl = route.ttl
     if route.refuse_old_keys or operation.born is not None:  # an old form is always refused
         ahead = 0.0 if operation.born is None else max(0.0, operation.born - time.time())
@@ -170,6 +166,15 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         max_attempts=route.max_attempts,
         retried_seconds=route.ttl,
     )
+
+
+def _refuse_unstorable(state: AppState, name: str) -> None:
+    with suppress(StoreUnavailable):  # the claim meets that, too
+        if not state.can_hold(name):
+            raise ConfigurationError(
+                f"the encoding of the database cannot hold the name {name!r}: give the operation"
+                " another one, name=..., of ASCII characters"
+            )
 
 
 def found_for_old(records: Records, route: Route, operation: Operation, claim: Claim) -> Record | None:

@@ -81,7 +81,8 @@ def is_home(ours: Request) -> bool:
 
 def this_request() -> Request:
     """Ours of the present request, or one for this call alone if the hooks have not seen it."""
-    return existing_request() or Request(app_state(needed_app()))
+    ours: Request | None = getattr(present_request(), "_flask_idempotency", None)
+    return ours or Request(app_state(needed_app()))
 
 
 def existing_request() -> Request | None:

@@ -60,6 +60,7 @@ class AppState(Databases):
         """Add what follows from the rest."""
         super().__post_init__()
         _states.add(self)
+        self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
         self.observed_records = self.own_records.briefly()  # for requests that are only observed
         self.observer = DecisionEngine(self.observed_records, Unlocked(), self.sealer, time)
         has_purge = self.settings.purge and self.settings.has_table

@@ -187,7 +187,10 @@ def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts:
     """
     if not subject.has_outcome:
         subject.has_outcome = True
-        tell_mistake(subject.state, subject.name, facts.get("error"))
+        if "error" in facts:
+            tell_mistake(subject.state, subject.name, facts["error"])
+        if not (signal.receivers or log.logger.isEnabledFor(level)):
+            return
         # A view that is not protected, and raises a problem of ours, has no beginning.
         facts.setdefault("seconds", time.monotonic() - subject.began if subject.began else None)
         facts.setdefault("outcome", signal.name.removeprefix("operation-"))
