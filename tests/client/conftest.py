@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import ssl
 import threading
 from collections import deque
@@ -48,6 +49,7 @@ class Server:
         self.done: list[str | None] = []
         self.script: deque[Callable[[Handler], None]] = deque()
         self.let_go = threading.Event()
+        self.connections: list[socket.socket] = []
         self._http: ThreadingHTTPServer | None = None
         self._thread = threading.Thread(target=self._serve)
 
@@ -74,6 +76,9 @@ class Server:
             self._http.shutdown()
             self._thread.join()
             self._http.server_close()
+        for connection in self.connections:  # or a client would find them at the next server's port
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def work(self, key: str | None) -> tuple[int, dict[str, str], bytes]:
         """Do the work, unless it was done for this key; the response."""
@@ -91,6 +96,10 @@ class Handler(BaseHTTPRequestHandler):
     world: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # 40 ms a response
+
+    def setup(self) -> None:
+        super().setup()
+        self.world.connections.append(self.connection)
 
     def handle_one_request(self) -> None:
         with contextlib.suppress(ConnectionError):
