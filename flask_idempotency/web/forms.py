@@ -29,7 +29,6 @@ from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 
 from .body import Form
-from .request import current_scope
 from .routes import AppState, app_state, route_of
 from .settings import Route
 
@@ -56,7 +55,7 @@ def new_value(endpoint: str | None = None) -> str:
     """The value of such a field: key, time and signature."""
     state = app_state(current_app)
     route = _addressee(state, endpoint)
-    scope = current_scope(route.scope, required=False)
+    scope = route.current_scope(required=False)
     return _signer(state.app, scope, route.name).sign(secrets.token_urlsafe(KEY_BYTES)).decode()
 
 

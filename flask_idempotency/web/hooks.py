@@ -22,7 +22,6 @@ from flask_idempotency.core.errors import ConfigurationError, Problem
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
 
-from .identity import prepare
 from .request import begin_request, existing_request, is_home
 from .response import answer, keep_from_caches
 from .routes import (
@@ -63,11 +62,11 @@ def before(state: AppState, endpoint: str | None, _values: object) -> None:
     if route is None:
         return
     try:
-        prepare(request, current, route)
-    except Exception as error:
+        current.prepare(request, route)
+    except Exception:
         if route.enforce:
             raise
-        current.refusal = error
+        current.skipped = True  # nobody notices what is only observed
 
 
 def after(state: AppState, response: Response) -> Response:

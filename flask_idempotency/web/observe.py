@@ -26,8 +26,7 @@ from flask_idempotency.core.errors import KeyExpired, LeaseLost, RecordBroken
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.records import OBSERVED, StoredResponse
 
-from .identity import found_for_old, identify, request_claim
-from .request import Request
+from .request import Request, found_for_old
 from .response import replay, replayed
 from .routes import AppState
 from .settings import Route
@@ -65,12 +64,12 @@ class Observed(Subject):
     def judge(self, request: flask.Request, current: Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""
         state, route = self.state, self._route
-        operation = identify(request, current)
+        operation = current.identify(request)
         if operation is None:
             self._facts["would"] = "unprotected"
             return
         observed = replace(operation, namespace=observed_namespace(operation.namespace))
-        claim = request_claim(request, current, observed)
+        claim = current.claim_for(request, observed)
         claim = self.claim = replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted

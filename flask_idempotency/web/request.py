@@ -1,22 +1,53 @@
-"""One request, or one call of :meth:`Idempotency.run`, and ``current_operation``."""
+"""One request, or one call of :meth:`Idempotency.run`: which operation it is about, and what it claims.
+
+Header, body and scope become plain values here. And ``current_operation``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from binascii import b2a_base64
+from contextlib import suppress
+from os import urandom
 from threading import get_ident
 from typing import Any, cast
 
+import flask
 from werkzeug.local import LocalProxy
 
-from flask_idempotency.core.errors import ScopeUnknown
-from flask_idempotency.core.keys import Scope
-from flask_idempotency.flask_context import behind, needed_app, present_context, present_request
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    KeyExpired,
+    KeyMalformed,
+    KeyRequired,
+    StoreUnavailable,
+)
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
+from flask_idempotency.core.ports import Records
+from flask_idempotency.core.records import Claim, Record, State
+from flask_idempotency.flask_context import needed_app, present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
+from . import forms
+from .body import FORM_TYPES, Body, fingerprint
 from .routes import AppState, app_state
-from .settings import Route, ScopeCallable
+from .settings import REQUIRED, Route
 from .signals import Subject
+
+OWNER_BYTES = 9
+"""An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
+of each record. It is no secret: no client can send one."""
+
+LONGER_SECONDS = 600.0
+"""How much longer a record lives where an old key, or an old form, is refused: twice the five minutes
+by which a host's clock may differ from the database's, the skew that Kerberos allows (RFC 4120
+section 8.2)."""
+
+AHEAD_SECONDS = 86400.0
+"""How far ahead a birth is believed: a client's wrong time zone or date makes a record live up to a day
+longer, and none for years."""
 
 
 class Request(Subject):
@@ -29,11 +60,7 @@ class Request(Subject):
     route: Route
     dispatched: Route | None = None
     skipped = False  # so says protect(skip=...)
-    may_be_inside = False  # the request itself may hold the key, where it wins over the header
-    key: str | None = None
-    field: str | None = None  # that of a form which has the key
-    refusal: Exception | None = None  # what is wrong with the key
-    body: Any = None  # a :class:`~.body.Body`, from when it is known that it may be needed
+    body: Body | None = None  # from when it is known that it may be needed
     open_attempt: Any = None  # until it is over
     observation: Any = None  # until it is told
     is_replay = False  # the response is a stored one
@@ -45,13 +72,83 @@ class Request(Subject):
     def begin(self, route: Route) -> None:
         """From now on this is about an operation of ``route``."""
         self.route, self.name, self.began, self.has_outcome = route, route.name, time.monotonic(), False
-        self.skipped, self.may_be_inside = False, False
-        self.key = self.field = self.refusal = None
+        self.skipped = False
 
     @property
     def is_dispatched(self) -> bool:
         """True if Flask calls its view, and our hooks at its end."""
         return self.home is not None
+
+    def prepare(self, request: flask.Request, route: Route) -> None:
+        """Begin with an operation of ``route``.
+
+        If the body may be needed, what is read of it is counted from now on.
+        Raises only what ``protect(skip=...)`` does.
+        """
+        self.begin(route)
+        if route.skip is not None and route.skip(request):
+            self.skipped = True
+            return
+        media_type = request.mimetype
+        may_be_needed = self.state.header in request.environ or _is_inside(route, media_type)
+        if may_be_needed and self.body is None:
+            self.body = Body(request, media_type, refuses=route.enforce)
+
+    def identify(self, request: flask.Request) -> Operation | None:
+        """The operation that the request is about; None if it has no key and needs none, or is skipped.
+
+        Reads no body of an unauthenticated caller, except where a request without a key may pass.
+        """
+        route, body = self.route, self.body
+        if self.skipped:
+            return None
+        is_inside = body is not None and _is_inside(route, body.media_type)
+        is_early = route.required or not is_inside
+        key, field, made = None if is_inside else self._header_key(request), None, None
+        scope: Scope = route.current_scope() if is_early and (is_inside or key is not None) else None
+        if is_inside:
+            key, field = self._found_inside(request)
+        if key is None and field is None:
+            if route.required:
+                raise KeyRequired
+            return None
+        if not is_early:
+            scope = route.current_scope()
+        if field is not None:
+            key, made = forms.read_field(field, self.state.app, route, scope)
+        return new_operation(route, scope, cast("str", key), made)
+
+    def _found_inside(self, request: flask.Request) -> tuple[str | None, str | None]:
+        """The key that the request itself holds, or else its form's field; or the key in the header.
+
+        A wrong field is rejected whatever the header says. Some browsers send one of their own, with a
+        new key each time they send the same form: it would run each time.
+        """
+        body = cast("Body", self.body).read(request, self.route, self.state.settings)
+        if self.route.key is None:
+            field = forms.value_of_field(body.form)
+            return (self._header_key(request) if field is None else None), field
+        with suppress(KeyError):  # a missing member of JSON, or field of a form
+            value = self.route.key()
+            return None if value is None or value == "" else natural_key(value), None
+        return None, None
+
+    def _header_key(self, request: flask.Request) -> str | None:
+        """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
+        value = request.environ.get(self.state.header)
+        return None if value is None else parse_key(value)
+
+    def claim_for(self, request: flask.Request, operation: Operation) -> Claim:
+        """Make the claim of the request.
+
+        Raises what :func:`new_claim` and reading the body raise.
+        """
+        route = self.route
+        body = cast("Body", self.body).read(request, route, self.state.settings)
+        found = fingerprint(request, body, route)
+        if route.key is not None or callable(route.fingerprint):
+            body.unread(request)  # they may have read it
+        return new_claim(self.state, route, operation, found)
 
     def end_observation(self, response: Any, error: BaseException | None) -> None:
         """Tell what would have happened, as that was to be observed."""
@@ -91,17 +188,78 @@ def existing_request() -> Request | None:
     return ours
 
 
-def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> Scope:
-    """Whose key the present request has; ``scope_of`` is the option ``scope`` of its route.
+def _is_inside(route: Route, media_type: str) -> bool:
+    """Return True if the request itself may hold the key, where it wins over the header."""
+    return route.key is not None or media_type in FORM_TYPES
 
-    Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``. Errors of
-    ``scope_of`` are the application's.
+
+def new_operation(route: Route, scope: Scope, key: str, made: float | None = None) -> Operation:
+    """The operation that ``key`` stands for; ``made`` is when its form was.
+
+    Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
     """
-    # "is None" tells nothing of a proxy.
-    scope: Scope = None if scope_of is None else behind(scope_of())
-    if required and scope_of is not None and (scope is None or scope == ""):
-        raise ScopeUnknown
-    return scope
+    born = made
+    if born is None and route.refuse_old_keys:
+        born = birth_of(key)
+    if born is not None and born > time.time() + AHEAD_SECONDS:
+        born = None
+    if born is None and route.refuse_old_keys == REQUIRED:
+        raise KeyMalformed(
+            "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
+            " a UUID of version 7 (RFC 9562)."
+        )
+    return Operation(route.name, route.namespace, scope, key, attempt=0, born=born)
+
+
+def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
+    """Make the claim of a new attempt at ``operation``."""
+    if not operation.name.isascii():
+        _refuse_unstorable(state, operation.name)
+    ttl = route.ttl
+    if route.refuse_old_keys or operation.born is not None:  # an old form is always refused
+        ahead = 0.0 if operation.born is None else max(0.0, operation.born - time.time())
+        ttl += LONGER_SECONDS + ahead
+    return Claim(
+        key=operation.hashed_key(),
+        name=operation.name,
+        fingerprint=state.sealer.keyed(fingerprint),
+        owner=b2a_base64(urandom(OWNER_BYTES), newline=False).decode(),
+        ttl_seconds=ttl,
+        lease_seconds=None if route.atomic else route.lease,
+        max_attempts=route.max_attempts,
+        retried_seconds=route.ttl,
+    )
+
+
+def _refuse_unstorable(state: AppState, name: str) -> None:
+    with suppress(StoreUnavailable):  # the claim meets that, too
+        if not state.can_hold(name):
+            raise ConfigurationError(
+                f"the encoding of the database cannot hold the name {name!r}: give the operation"
+                " another one, name=..., of ASCII characters"
+            )
+
+
+def found_for_old(records: Records, route: Route, operation: Operation, claim: Claim) -> Record | None:
+    """The record of a key that is older than the memory of it; None for any other key.
+
+    Raises ``KeyExpired`` if there is none: nobody knows whether it has run. Where there is one, it is
+    what the engine decides on, so that nothing happens between this look-up and the decision.
+
+    * A record is made with a birth of at most "ahead" and five minutes after the database's time, as
+      that host's clock may be fast. It lives for ``ttl``, ahead and ten minutes. So when it expires,
+      ``ttl`` after the birth is five minutes ago, and a host that is slow by as much knows it, too:
+      every key without a record is refused, or has never had one. If the clocks are right, these ten
+      minutes are also what a request may take from here to its claim.
+    * What is in progress goes on, expired or not: its view still runs, or nothing of it was committed.
+      Gone when it is to be taken over, it was never completed: then it would live for ten minutes more.
+    """
+    if operation.born is None or time.time() <= operation.born + route.ttl:
+        return None
+    record = records.look(claim.key)
+    if record is None or (record.expired and record.state is not State.IN_PROGRESS):
+        raise KeyExpired
+    return record
 
 
 def is_outermost_request() -> bool:

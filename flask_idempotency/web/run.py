@@ -29,8 +29,14 @@ from flask_idempotency.flask_context import present_context
 from flask_idempotency.session.transaction import innermost
 
 from .attempt import Attempt
-from .identity import new_claim, new_operation
-from .request import Request, existing_request, is_in_thread_of_request, present_operation
+from .request import (
+    Request,
+    existing_request,
+    is_in_thread_of_request,
+    new_claim,
+    new_operation,
+    present_operation,
+)
 from .routes import AppState, app_state, refuse_unsupported
 from .settings import NOT_GIVEN, Route, RunOptions, read_options
 from .signals import reject

@@ -21,9 +21,11 @@ from uuid import UUID
 from flask import Request, Response
 from sqlalchemy import Engine, SingletonThreadPool, StaticPool
 
-from flask_idempotency.core.errors import ConfigurationError, shown
+from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown, shown
 from flask_idempotency.core.fingerprint import parse_pointer
+from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.flask_context import behind
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.sources import Sessions
 
@@ -308,6 +310,19 @@ class Route:
         defaults = {**vars(settings), "scope": scope, "name": endpoint}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
+
+    def current_scope(self, *, required: bool = True) -> Scope:
+        """Whose key the present request has.
+
+        Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``. Errors of the
+        callable are the application's.
+        """
+        if self.scope is None:
+            return None
+        scope: Scope = behind(self.scope())  # "is None" tells nothing of a proxy
+        if required and (scope is None or scope == ""):
+            raise ScopeUnknown
+        return scope
 
     def is_stored(self, response: Response) -> bool:
         """Return True if the response is stored: so says the option ``store``, or else its status."""

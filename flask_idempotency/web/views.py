@@ -36,9 +36,13 @@ from flask_idempotency.session.operation import Operation, in_thread, running_op
 
 from . import signals
 from .attempt import Attempt, LeasedAttempt
-from .identity import found_for_old, identify, prepare, request_claim
 from .observe import observe
-from .request import Request, is_outermost_request, this_request
+from .request import (
+    Request,
+    found_for_old,
+    is_outermost_request,
+    this_request,
+)
 from .response import handle_problem, replay, replayed
 from .routes import ROUTE, AppState, note_decorated, refuse_unsupported
 from .settings import Route, RouteOptions, read_options
@@ -152,7 +156,7 @@ def enter(route: Route) -> Attempt | Response | None:
         found = route.resolved(state.settings, state.scope, request.endpoint or "")
         if found.enforce:
             refuse_unsupported(state, found)
-        prepare(request, current, found)
+        current.prepare(request, found)
     if not current.route.enforce:
         observe(current, request)
         return None
@@ -162,12 +166,12 @@ def enter(route: Route) -> Attempt | Response | None:
 def _entered(current: Request, request: flask.Request, is_view: bool) -> Attempt | Response | None:
     """Claim what the request is about. ``is_view``: Flask itself has called this view."""
     try:
-        operation = identify(request, current)
+        operation = current.identify(request)
         if operation is None:
             if not current.skipped:
                 signals.conclude(signals.operation_unprotected, current)
             return None
-        claim = request_claim(request, current, operation)
+        claim = current.claim_for(request, operation)
         entered = claim_or_answer(current, operation, claim)
         if isinstance(entered, Attempt):
             entered.watch(functions_after_request(), is_view=is_view)
