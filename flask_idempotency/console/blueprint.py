@@ -22,8 +22,7 @@ def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
     """See :meth:`flask_idempotency.Idempotency.console_blueprint`."""
     if not callable(authorize):
         raise ConfigurationError(
-            f"authorize is {shown(authorize)}; allowed: a callable that is asked in each request, and"
-            " returns True or the operator's name to let in, False to refuse, or a response"
+            f"authorize is {shown(authorize)}; allowed: a callable that is asked in each request"
         )
     blueprint = Blueprint(
         name, __name__, url_prefix=f"/{name}", static_folder="static", static_url_path="/static"

@@ -106,8 +106,7 @@ def _given(state: AppState) -> flask.Response:
     if not re.fullmatch("[2-5][0-9]{2}", status):
         raise Mistake("status", "A status is a number from 200 to 599.")
     content = form.get("body", "").replace("\r\n", "\n").encode()
-    is_json = kind in ("", "application/json")
-    given = decide.given_response(state, int(status), content, (), None if is_json else kind)
+    given = decide.given_response(state, int(status), content, (), kind)
     if decide.is_empty(given) and "empty" not in form:
         raise Mistake("empty", f"There is no body: every retry would get an empty {status}.")
     return given

@@ -36,9 +36,6 @@ _PROBLEM_SCHEMA = {
 _NOT_ADDED = (401, 403)
 _MAY_WAIT = (409, 503)
 
-Shared = Mapping[str, Mapping[str, Any]]
-"""The components that operations may refer to by name: ``responses`` and ``parameters``."""
-
 
 def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -> dict[str, Any]:
     """Complete an OpenAPI 3 document with what ``app`` protects; returns the same document.
@@ -61,7 +58,9 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
     return document
 
 
-def _complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
+def _complete(
+    state: AppState, path: str, operations: Mapping[str, Any], shared: Mapping[str, Any]
+) -> None:
     """Complete the protected ones among the operations below a path."""
     problem = {MEDIA_TYPE: _PROBLEM}
     for rule, method, route in protected_routes(state):
@@ -86,7 +85,9 @@ def _complete(state: AppState, path: str, operations: Mapping[str, Any], shared:
             _add_problems(responses, status, f"{said}.", shared)
 
 
-def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared: Shared) -> None:
+def _add_parameter(
+    parameters: list[Any], state: AppState, route: Route, shared: Mapping[str, Any]
+) -> None:
     settings = state.settings
     resolved = [_resolved(each, shared.get("parameters", {})) or {} for each in parameters]
     said = {each["name"].lower() for each in resolved if each.get("in") == "header"}
@@ -99,22 +100,10 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
         described += f" {old} gets 409 `key-expired`."
     if route.refuse_old_keys == REQUIRED:
         described += " It must say when it was made, as a UUID of version 7."
-    parameters.append({**added, "description": described, "schema": _key_schema()})
+    parameters.append({**added, "description": described, "schema": deepcopy(_KEY_SCHEMA)})
 
 
-def _key_schema() -> dict[str, Any]:
-    """How the header's value must look as it is sent: bare, or quoted and escaped."""
-    times = f"{{1,{MAX_LENGTH}}}"
-    bare, quoted = rf"[!#-+\--:<-\[\]-~]{times}", rf'"([ !#-\[\]-~]|\\["\\]){times}"'
-    return {
-        "type": "string",
-        "minLength": 1,
-        "maxLength": 2 * MAX_LENGTH + 2,
-        "pattern": f"^({bare}|{quoted})$",
-    }
-
-
-def _add_problems(responses: dict[Any, Any], status: int, said: str, shared: Shared) -> None:
+def _add_problems(responses: dict[Any, Any], status: int, said: str, shared: Mapping[str, Any]) -> None:
     """Add problems of this status beside what the view responds."""
     code = next((code for code in responses if str(code) == str(status)), str(status))
     responses.setdefault(code, {"description": said})
@@ -125,6 +114,15 @@ def _add_problems(responses: dict[Any, Any], status: int, said: str, shared: Sha
     if status in _MAY_WAIT:
         response.setdefault("headers", {}).setdefault("Retry-After", deepcopy(_RETRY_AFTER))
 
+
+_TIMES = f"{{1,{MAX_LENGTH}}}"
+_KEY_SCHEMA = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 2 * MAX_LENGTH + 2,
+    "pattern": rf'^([!#-+\--:<-\[\]-~]{_TIMES}|"([ !#-\[\]-~]|\\["\\]){_TIMES}")$',
+}
+"""How the header's value must look as it is sent: bare, or quoted and escaped."""
 
 _PROBLEM = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
 _REPLAYED = {
@@ -137,7 +135,7 @@ _RETRY_AFTER = {
 }
 
 
-def _own(responses: dict[Any, Any], code: Any, shared: Shared) -> dict[str, Any] | None:
+def _own(responses: dict[Any, Any], code: Any, shared: Mapping[str, Any]) -> dict[str, Any] | None:
     """A response that is the operation's own: a copy of a shared one. None if it is not known."""
     response = _resolved(responses[code], shared.get("responses", {}))
     if response is not None and response is not responses[code]:

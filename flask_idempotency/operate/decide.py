@@ -46,6 +46,7 @@ LONGEST_WHY = 500
 
 SAY_WHY = f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."
 
+_JSON = "application/json"
 _WITHOUT_BODY = (204, 205, 304)
 
 
@@ -210,7 +211,7 @@ def given_response(
 
     Raises :class:`Mistake` for one that could not be stored whole, or is not what it says.
     """
-    given = (*headers, f"Content-Type: {content_type}") if content_type else headers
+    given = (*headers, f"Content-Type: {content_type}") if content_type and body else headers
     lines = Headers()
     for line in given:
         name, colon, value = line.partition(":")
@@ -226,13 +227,13 @@ def given_response(
         raise Mistake("body", f"a response with the status {status} has no body")
     if len(body) > state.settings.max_response_bytes:
         raise Mistake("body", "the body is larger than IDEMPOTENCY_MAX_RESPONSE_BYTES")
-    if body and "Content-Type" not in lines:
+    if body and lines.get("Content-Type", _JSON) == _JSON:
         try:
             parse_json(body)
         except BodyMalformed as error:
             text = f"the body is not JSON: correct it, or give another content type ({error.detail})"
             raise Mistake("body", text) from error
-        lines.add("Content-Type", "application/json")
+        lines["Content-Type"] = _JSON
     response: Response = state.app.response_class(body, status)
     response.headers = lines
     return response
