@@ -24,8 +24,8 @@ import example
 from example import provider
 from example.models import Order, Payment
 from flask_idempotency import current_operation
-from flask_idempotency.core.records import Claim
-from flask_idempotency.testing.watch import Watch, watched
+from flask_idempotency.core.engine import Execution
+from flask_idempotency.testing.watch import Point, watched
 from flask_idempotency.web.routes import app_state
 from laboratory import card_provider, without
 
@@ -46,7 +46,7 @@ def create_app() -> Flask:
         app = without.create_app()
     else:
         app = example.create_app({"IDEMPOTENCY_LEASE": LEASE_SECONDS})
-        watched(app_state(app), Claims()).__enter__()  # for as long as the process lives
+        watched(app_state(app), note_point).__enter__()  # for as long as the process lives
     event.listen(Session, "after_flush", note_writes)
     event.listen(Session, "after_commit", after_commit)
     provider.charge = charging(provider.charge)
@@ -85,13 +85,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Claims(Watch):
-    """Notes what the extension does around a view."""
-
-    def claimed(self, claim: Claim, attempt: int) -> None:
-        note("claim", f"of the key, attempt {attempt}")
-
-    def completed(self, claim: Claim) -> None:
+def note_point(point: Point, execution: Execution) -> None:
+    """Note what the extension does around a view."""
+    if point == "after-claim":
+        note("claim", f"of the key, attempt {execution.hold.attempt}")
+    elif point == "after-commit":
         note("commit", "row and response together")
 
 

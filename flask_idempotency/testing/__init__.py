@@ -1,8 +1,7 @@
 """What an application's own tests are written with."""
 
 from .age import age
-from .assertions import assert_idempotent
-from .calls import assert_idempotent_call
+from .assertions import assert_idempotent, assert_idempotent_call
 from .crashes import CRASH_POINTS, Crash, crash_at, every_crash
 
 __all__ = [

@@ -1,42 +1,30 @@
 """Crash windows for an application's own endpoint, on every store.
 
 An exception that no error handler catches stands for the worker's death. It leaves what a killed
-process leaves: before the commit everything is rolled back, after it everything is there, and the lock
-or the marker stays in Redis. The retry counts as one that comes late enough: the lock of the dead is
-older than a second, and its lease is over.
+process leaves in the database: before the commit everything is rolled back, after it everything is
+there. The retry counts as one that comes late enough: the lease of the dead is over, and its lock.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import ContextVar
-from typing import Any, Literal, get_args
-from unittest.mock import patch
+from typing import get_args
 
 from flask import Flask
-from sqlalchemy.orm import Session
 
 from flask_idempotency.core.engine import Execution
-from flask_idempotency.core.ports import Glance
-from flask_idempotency.core.records import Claim
-from flask_idempotency.session.sources import Sessions
-from flask_idempotency.web.request import present_operation
 from flask_idempotency.web.routes import AppState, app_state, states
 
-from .watch import Watch, watched
-
-Point = Literal["after-claim", "in-view", "before-commit", "after-commit"]
+from .watch import Point, watched
 
 CRASH_POINTS: tuple[Point, ...] = get_args(Point)
 """Every point of :func:`crash_at`, for ``pytest.mark.parametrize``; in the view, its first place."""
 
 GONE_ON = "something caught the crash, and the view returned as if nothing had happened"
 CAUGHT = "A bare except: or except BaseException: also keeps a worker from exiting."
-
-_claim: ContextVar[Claim | None] = ContextVar("flask_idempotency_crash_claim", default=None)
 
 
 class Crash(BaseException):
@@ -98,6 +86,10 @@ def _targets(app: Flask | None) -> list[AppState]:
     return states() if app is None else [app_state(app)]
 
 
+armed: list[CrashPoint] = []
+"""The crash points whose blocks are open, the innermost last."""
+
+
 @contextmanager
 def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
     """The block in which a request dies."""
@@ -105,11 +97,9 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
     with ExitStack() as stack:
         for state in crash.targets:
             stack.enter_context(watched(state, crash))
-            stack.enter_context(_commits_watched(state.sessions, crash))
-        stack.enter_context(patch.object(Execution, "abandon", _abandon_at_once))
         armed.append(crash)
         stack.callback(armed.remove, crash)
-        crash.afterwards = stack
+        stack.callback(crash.end_lease)
         try:
             yield crash
         except Crash as died:
@@ -121,15 +111,7 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
         raise AssertionError(crash.not_reached())
 
 
-_abandon = Execution.abandon
-
-
-def _abandon_at_once(execution: Execution, **_when: bool) -> None:
-    """No test waits for a lease to end: nobody has called anything that could still be at work."""
-    _abandon(execution)
-
-
-class CrashPoint(Watch):
+class CrashPoint:
     """A point at which one attempt dies. Whatever it tries afterwards also dies."""
 
     def __init__(
@@ -137,18 +119,41 @@ class CrashPoint(Watch):
     ) -> None:
         self.point, self.place, self.targets = point, place, targets
         self.began = False
-        self.afterwards: ExitStack  # what happens when the block ends
+        self.was_caught = False  # the view has returned, although the crash was raised in it
         self._is_one_of_all = is_one_of_all
-        self._is_armed, self._is_asserted = not is_one_of_all, False
+        self._is_armed = not is_one_of_all
         self._attempt = self._passed = 0
         self._has_returned = False
-        self.was_caught = False  # the view has returned, although the crash was raised in it
-        self._dead: Claim | None = None
+        self._dead: Execution | None = None
         self._once = threading.Lock()
 
     def __repr__(self) -> str:
         place = "" if self.place is None else f", place={self.place}"
         return f"crash_at({self.point!r}{place})"
+
+    def __call__(self, point: Point, execution: Execution) -> None:
+        """An operation passes a point."""
+        with self._once:
+            if self._dead is execution:
+                self.was_caught = self.was_caught or point == "before-commit"
+            elif self._dead is None and self._is_armed and self._is_here(point, execution):
+                self._dead = execution
+        if self._dead is execution:
+            raise Crash(self)
+
+    def _is_here(self, point: Point, execution: Execution) -> bool:
+        match point:
+            case "after-claim":
+                self._attempt, self._passed = execution.hold.attempt, 0
+                self._has_returned = False
+            case "in-view":
+                self._passed += 1
+                return self.point == point and self._passed >= (self.place or 1)
+            case "before-commit":
+                self._has_returned = True
+                if self.point == "in-view" and self.place is None:
+                    return True
+        return self.point == point
 
     @property
     def happened(self) -> bool:
@@ -163,104 +168,26 @@ class CrashPoint(Watch):
 
     @contextmanager
     def of_an_assertion(self) -> Iterator[None]:
-        """Let what is sent here die. Catches the crash, so that the block goes on."""
-        before, self._is_armed, self._is_asserted = self._is_armed, True, True
+        """Let what is sent here die."""
+        before, self._is_armed = self._is_armed, True
         try:
             yield
         finally:
             self._is_armed = before
+            self.end_lease()
+
+    def end_lease(self) -> None:
+        """No test waits for a lease: nobody has called anything that could still be at work."""
+        if self._dead is not None:
+            self._dead.hold.abandon()
 
     def not_reached(self) -> str:
         """Say what it means that nothing died."""
-        if self._is_one_of_all and not self._is_asserted:
-            return (
-                f"{self!r} was not reached: in a block of every_crash() only what assert_idempotent or"
-                " assert_idempotent_call sends dies. To let a plain request die, use crash_at()"
-            )
-        if self.place is None or not self._has_returned:
-            return (
-                f"{self!r} was not reached: no protected request or run() got that far. Is"
-                " @idempotent on the view, is its response stored (below 500), and is the key new?"
-            )
-        if self._attempt > 1:
-            return (
-                f"{self!r} was not reached by attempt {self._attempt} of an operation, which does not"
-                " repeat recorded steps: send an operation with a new key in each block"
-            )
         return (
-            f"{self!r} was not reached: the view has {self._passed} such places. They are right after"
-            " each db.session.commit(), and between a step and its record"
+            f"{self!r} was not reached: no protected request or run() got that far. Is @idempotent on"
+            " the view, is its response stored (below 500), and is the key new in each block? Places"
+            " are right after each db.session.commit(), and between a step and its record; attempt"
+            f" {self._attempt} passed {self._passed}. In a block of every_crash() only what"
+            " assert_idempotent or assert_idempotent_call sends dies; to let a plain request die, use"
+            " crash_at()"
         )
-
-    def claimed(self, claim: Claim, attempt: int) -> None:
-        """The first point."""
-        _claim.set(claim)
-        if self._is_armed and not self.happened:
-            self._attempt, self._passed, self._has_returned = attempt, 0, False
-        self._at("after-claim", claim)
-
-    def recording(self, claim: Claim) -> None:
-        """A step's result would be recorded."""
-        self._in_view(claim)
-
-    def committed_in_view(self) -> None:
-        """The view has committed its session."""
-        if (claim := _claim.get()) is not None and present_operation() is not None:
-            self._in_view(claim)
-
-    def completing(self, claim: Claim) -> None:
-        """The view has returned."""
-        self.was_caught = self.was_caught or self._is_dead(claim)
-        self._has_returned = True
-        if self.place is None:
-            self._at("in-view", claim)
-        self._at("before-commit", claim)
-
-    def completed(self, claim: Claim) -> None:
-        """The last point."""
-        self._at("after-commit", claim)
-
-    def releasing(self, claim: Claim, release: Callable[[], None]) -> None:
-        """The dead release no lock: theirs is released when the block ends."""
-        if self._is_dead(claim):
-            self.afterwards.callback(release)  # so that a retry after the block need not wait for it
-        else:
-            release()
-
-    def glanced(self, claim: Claim, glance: Glance) -> Glance:
-        """The lock of a dead worker is an old one."""
-        if glance is Glance.BUSY and self._dead is not None and self._dead.key == claim.key:
-            return Glance.ASK
-        return glance
-
-    def _is_dead(self, claim: Claim) -> bool:
-        return self._dead is not None and self._dead.owner == claim.owner
-
-    def _in_view(self, claim: Claim) -> None:
-        self._passed += 1
-        if self._passed >= (self.place or 1) or self._is_dead(claim):
-            self._at("in-view", claim)
-
-    def _at(self, point: Point, claim: Claim) -> None:
-        with self._once:
-            if self._is_armed and self._dead is None and point == self.point:
-                self._dead = claim
-        if self._is_dead(claim):
-            raise Crash(self)
-
-
-armed: list[CrashPoint] = []
-"""The crash points whose blocks are open, the innermost last."""
-
-
-def _commits_watched(sessions: Sessions, crash: CrashPoint) -> AbstractContextManager[object]:
-    """Tell when a view commits ``db.session``, whose class is ours."""
-    session_class: Any = sessions.factory.class_
-    inherited = session_class.commit
-
-    def commit(session: Session) -> None:
-        inherited(session)
-        if sessions.present() is session:
-            crash.committed_in_view()
-
-    return patch.object(session_class, "commit", commit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from decimal import Decimal
@@ -13,7 +14,7 @@ from flask_idempotency.web.routes import AppState
 
 Number = int | float | Decimal
 Effects = Callable[[], Number | Mapping[str, Number]]
-Counts = dict[str, Any]  # numbers, by what they count
+Counts = Counter[str]  # numbers of any kind, by what they count; 0 for what is not there
 
 
 def counter(state: AppState, effects: Effects | None) -> Callable[[], Counts]:
@@ -38,17 +39,16 @@ def counter(state: AppState, effects: Effects | None) -> Callable[[], Counts]:
 
 def difference(before: Counts, now: Counts) -> Counts:
     """By how much each count has changed."""
-    return {name: now.get(name, 0) - before.get(name, 0) for name in {**before, **now}}
+    return Counter({name: now[name] - before[name] for name in {**before, **now}})
 
 
 def _numbers(counted: Any) -> Counts:
-    numbers = dict(counted) if isinstance(counted, Mapping) else {"effects()": counted}
+    numbers = Counter(dict(counted) if isinstance(counted, Mapping) else {"effects()": counted})
     for name, number in numbers.items():
         if not isinstance(number, (int, float, Decimal)):
-            hint = " (SQL's sum() of no rows is NULL: coalesce it)" if number is None else ""
             raise TypeError(
                 "effects() must return a number, or numbers by name, {'payments': 1, 'mails': 2}."
-                f" {name if name == 'effects()' else repr(name)} is {kind_of(number)}{hint}"
+                f" {name} is {kind_of(number)} (SQL's sum() of no rows is NULL: coalesce it)"
             )
     return numbers
 
@@ -60,21 +60,21 @@ def kind_of(value: object) -> str:
 
 def _rows(state: AppState) -> Callable[[], Counts]:
     """Return what counts the rows of the application's own tables, one round trip a database."""
-    own = {state.table.fullname}
     tables = {
-        bind: [table for table in _existing(state, bind) if table.fullname not in own]
+        bind: [table for table in _existing(state, bind) if table is not state.table]
         for bind in state.engines
     }
 
     def count() -> Counts:
-        rows: Counts = {}
+        rows: Counts = Counter()
         for bind, there in tables.items():
             counts = [select(func.count()).select_from(table).scalar_subquery() for table in there]
             if counts:
                 of_bind = f" (bind {bind!r})" if bind else ""
                 names = [f"rows of {table.fullname}{of_bind}" for table in there]
                 with state.engines[bind].connect() as connection:
-                    rows.update(zip(names, connection.execute(select(*counts)).one(), strict=True))
+                    found = connection.execute(select(*counts)).one()
+                rows.update(dict(zip(names, found, strict=True)))
         return rows
 
     return count

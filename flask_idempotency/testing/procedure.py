@@ -1,48 +1,101 @@
-"""One operation of an application under test: sent many times at once, killed, its effects counted."""
+"""One operation, sent many times at once, killed, changed; its effects counted after each."""
 
 from __future__ import annotations
 
-import math
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from decimal import Decimal
-from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from flask import Flask
-
-from flask_idempotency.core.records import Claim
+from flask_idempotency.core.engine import Execution
 from flask_idempotency.web.routes import AppState, app_state
 
-from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint
+from .comparison import differences
+from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint, armed
 from .effects import Counts, Effects, counter, difference
-from .watch import Watch, watched
+from .operations import Operation, Outcome, Send, signals_noted
+from .watch import Point, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
-
-T = TypeVar("T")
 
 IN_VIEW_SECONDS = 1.0
 """How long the first request is held back for its duplicates. They are rejected within milliseconds;
 on a route with ``wait`` they wait until it goes on."""
 
+TIMEOUT_SECONDS = 10.0
+"""Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
+
+NO_OPERATION = (
+    "Is @idempotent on the view, below the route's decorator, or does protect() cover it? (A"
+    " decorator without functools.wraps hides a protection below it.) Is this the route's address,"
+    " with or without the slash at its end? Does a call use idempotency.run(...), in its own thread?"
+    " Are IDEMPOTENCY_ENABLED and IDEMPOTENCY_ENFORCE left as they are?"
+)
+NO_KEY = (
+    "The route saw no key: middleware removed the header, or the route reads its key"
+    " elsewhere, where this request has none."
+)
+USED = (
+    "Its key was used before, so there is nothing to find out. Give each test, and each block of"
+    " every_crash(), a new one; or leave it out of a request, and the kit makes one."
+)
+UNEXPECTED = (
+    "Send what succeeds, or pass what is right: status=... or raises=.... If it conflicts with what"
+    " an earlier request wrote, let each send other data."
+)
+SWALLOWED = (
+    "To most queues, a call that returns is done: if the first delivery dies now, nobody delivers the"
+    " message again. Let RequestInProgress out, or raise what makes your queue deliver it again."
+)
+UNREPLAYED = (
+    "Is it another operation, because its key or scope=... is another one each time: a random number,"
+    " a time, a job's identifier? Does store=... reject the response, or skip=... leave the request"
+    " out? Or an error handler turned a rejection into this response."
+)
+REMADE = (
+    "A replay is what is stored, byte for byte; after_request functions and middleware run on it"
+    " again, and changed it: let what they add depend on the response alone, or name a header that may"
+    " differ in ignore_headers=[...]. Let a call return what run() returns, or what follows from it"
+    " alone."
+)
+ALIKE = (
+    "A client's mistake would run as another operation, or get another one's response. Check the"
+    " route's fingerprint; and its scope, which must not come from the body. Give run() what the"
+    " message says: payload=.... If the key is in the body, or the route ignores what was changed"
+    " here, pass a changed request of your own: changed={'json': {...}}, or changed={'data': {...}}"
+    " for a form."
+)
+SHARED = (
+    "The two share their keys, so one sees the other's response. Let scope=..., the one of init_app()"
+    " or of the route, return whose request it is: scope=lambda: current_user.id. A key must name the"
+    " whole operation: what a message is about. If these two are the same, pass another one in"
+    " other=..."
+)
+OUTSIDE = (
+    "A retry repeats what runs outside the operation: before_request, after_request and teardown"
+    " functions, decorators above @idempotent, middleware; what a call does beside run(). Or each"
+    " retry runs it again, because store=... rejects the response, or its key or scope=... is another"
+    " one each time."
+)
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
     " another system, a queued job, a file, a list or a cache in the process; a write through"
     " db.engine, another bind, or a session, a thread or a request of the view's own; a commit in a"
     " view with atomic=False. Write through db.session, in the view's own thread and request; make"
     " calls after the commit (an outbox), or as current_operation.step(...) with a key from"
-    " derive_key(...)."
+    " derive_key(...). If the two did a part of it each, count the parts under names of their own:"
+    " effects=lambda: {'a': ..., 'b': ...}."
+)
+MISSING = (
+    "Does effects() count it, and can it see what is committed? Does the view commit it, and roll"
+    " nothing back, in every attempt? If store=... rejects the response, the view's writes are rolled"
+    " back."
 )
 UNCOUNTED = (
     "No row was added to or removed from the application's own tables, which are counted where a test"
     " gives no effects=..., so nothing is known of what the operation does. Does the view commit it,"
-    " and roll nothing back, in every attempt? What is no row, let a function count:"
-    " effects=lambda: {'balance': balance(), 'mails': len(outbox)}. If it does nothing at all, say so:"
-    " effects=dict."
+    " and roll nothing back, in every attempt? What is no row, let a function count: effects=lambda:"
+    " {'balance': balance(), 'mails': len(outbox)}. If it does nothing at all, say so: effects=dict."
 )
 FOLLOWING = (
     "The worker died right after the commit. What was due after it, such as a function given to"
@@ -54,186 +107,238 @@ HANGING = (
     " operation's own transaction has locked, or the test has a transaction open. If it just needs"
     " longer, pass timeout=... (seconds)."
 )
-TIMEOUT_SECONDS = 10.0
-"""Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
+HIDDEN = "app.testing = True shows the error: then it reaches the test."
+PROBLEMS = {
+    "key-required": NO_KEY,
+    "key-reused": (
+        "It was the same, and was taken for another one. Does the route's fingerprint, or payload=...,"
+        " depend on a time or a random number?"
+    ),
+    "operation-interrupted": (
+        "An operation with on_interrupted='hold' stays interrupted: pass status=409, or"
+        " raises=OperationInterrupted. Or declare that it may run again: on_interrupted='retry'."
+    ),
+    "store-unavailable": (
+        "The database cannot be reached, or its pool has no connection for a second request; or, with"
+        " SQLite, somebody else writes in it: the test, or something before the view, has a transaction"
+        " open. Commit or close it first."
+    ),
+}
+"""What it means to get such a problem."""
 
 
-class Call(Future[T]):
-    """A function's result. The thread is a daemon: one that hangs does not keep the process alive."""
+def sending(send: Send) -> Future[Outcome]:
+    """What will come back. The thread is a daemon: one that hangs does not keep the process alive."""
+    future: Future[Outcome] = Future()
 
-    def __init__(self, function: Callable[[], T]) -> None:
-        super().__init__()
-        self._function = function
-        threading.Thread(target=self._run, name="assert_idempotent", daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self.set_result(self._function())
+            future.set_result(send())
         except BaseException as error:
-            self.set_exception(error)
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="assert_idempotent", daemon=True).start()
+    return future
 
 
-class Check(ABC, Generic[T]):
-    """One operation, by whichever way it comes in. ``T`` is what comes back from it."""
+class Check:
+    """One operation, and what it has done so far."""
 
-    subject: str
-    outside: str  # why something was done more than once, without a crash
-    missing: str  # why it was not done
-    parts: str  # what to do if the dead attempt and its retry did a part each
+    def __init__(self, operation: Operation, effects: Effects | None, timeout: float) -> None:
+        self._operation, self._rows_only, self._timeout = operation, effects is None, timeout
+        self._state: AppState = app_state(operation.app)
+        self._counted = counter(self._state, effects)
+        self._before = self._expected = self._counted()  # without and with the effects of one run
+        self._by_duplicates: Counts = Counter()
+        self._needs_effect = True
 
-    def __init__(self, app: Flask, name: str, effects: Effects | None, timeout: float) -> None:
-        self.state: AppState = app_state(app)
-        self._name, self._rows_only, self._timeout = name, effects is None, timeout
-        self._counted = counter(self.state, effects)
-        self._before = self._counted()
-        self._one_run: Counts = {}  # by how much the first request alone has changed each count
-        self._by_duplicates: Counts = {}
-        self._at_commit: Counts = {}  # what was counted then, if there were duplicates left to end
+    def run(self, duplicates: int) -> Any:
+        """Send it in all the ways in which a client or a queue may; return what came back first."""
+        with signals_noted(self._operation.app):
+            return self._run(duplicates)
 
-    @abstractmethod
-    def send(self) -> T:
-        """Send it once, in a context of its own."""
+    def _run(self, duplicates: int) -> Any:
+        operation = self._operation
+        crash = next((crash for crash in reversed(armed) if self._state in crash.targets), None)
+        when = who = f"the first {operation.noun}"
+        if crash is not None and not crash.happened:
+            outcome = self._crash(crash)
+            if outcome is not None:  # the view has no such place, so there is nothing new to find out
+                return outcome.result
+            who, when = f"after {crash!r} a retry", f"{crash!r} and a retry"
+        first, *others = self._send_at_once(duplicates)
+        self._is_right(first, who, has_crashed=crash is not None)
+        self._needs_effect = not first.has_failed
+        when += f", with {duplicates} duplicates at the same time" if duplicates else ""
+        self._effects_are_one(when, crash)
+        for duplicate in others:
+            self._is_duplicate(duplicate, first)
+        self._is_same(self._sent(operation.send), first)
+        self._effects_are_one("a retry")
+        if operation.changed is not None:
+            self._is_rejected(self._sent(operation.changed))
+            self._effects_are_one(f"a changed {operation.noun} with the same key")
+            self._is_same(self._sent(operation.send), first)
+        if operation.other is not None:
+            self._is_another(operation.other, first)
+        if self._rows_only and self._needs_effect and self._expected == self._before:
+            self._fail(f"after {when}, nothing was counted", UNCOUNTED)
+        return first.result
 
-    @abstractmethod
-    def shown(self, outcome: T) -> str:
-        """Show what came back, for a message."""
+    # Sending.
 
-    def explained(self, outcome: T) -> str:  # noqa: ARG002
-        """Say what it means that this came back, if it does not say that itself."""
-        return ""
+    def _sent(self, send: Send) -> Outcome:
+        """Return what comes back, if a test can wait that long."""
+        return self._result(sending(send))
 
-    def run_again(self) -> bool:
-        """Do the same as another operation. False if it cannot be done."""
-        return False
-
-    def sent(self, *what: Any) -> T:
-        """Return what comes back from :meth:`send`, if a test can wait that long."""
-        return self._result(Call(partial(self.send, *what)))
-
-    def send_at_once(self, duplicates: int) -> list[T]:
-        """The first request, and duplicates of it before it commits."""
-        start = self._counted()
-        outcomes = self._send_during(duplicates) if duplicates else [self.sent()]
-        # What the dead attempt has left is part of one run, unless the retry has done it once more.
-        left, now = difference(self._before, start), self._counted()
-        done = difference(self._by_duplicates, difference(start, now))
-        self._one_run = {name: done[name] or left.get(name, 0) for name in done}
-        if self._at_commit and self._at_commit != now:  # by the first after it, or by the duplicates?
-            self._rehearse()
-        return outcomes
-
-    def _send_during(self, duplicates: int) -> list[T]:
-        """The duplicates come when the first request's view has returned, before it commits."""
-        gate = Gate(self._timeout)
-        with watched(self.state, gate):
-            try:
-                first = Call(self.send)
-                first.add_done_callback(lambda _: gate.reached.set())
-                if not gate.reached.wait(self._timeout):
-                    self._hangs()
-                alone = self._counted()
-                others = [Call(self.send) for _ in range(duplicates)]
-                if wait(others, IN_VIEW_SECONDS).not_done:
-                    gate.when_committed = lambda: self._at_commit.update(self._counted())
-                self._by_duplicates = difference(alone, self._counted())
-                if not first.done():
-                    self.while_held()
-            finally:
-                gate.opened.set()
-                if gate.reached.is_set():
-                    wait([first], self._timeout)
-            return [self._result(call) for call in (first, *others)]
-
-    def _result(self, call: Call[T]) -> T:
-        if not wait([call], self._timeout).done:
+    def _result(self, sent: Future[Outcome]) -> Outcome:
+        if not wait([sent], self._timeout).done:
             self._hangs()
-        return call.result()
+        return sent.result()
 
     def _hangs(self) -> NoReturn:
-        self.fail(f"a request has not returned within {self._timeout:g} s", HANGING)
+        self._fail(f"a request has not returned within {self._timeout:g} s", HANGING)
 
-    def while_held(self) -> None:
-        """Called while the first is held before its commit, and its duplicates have come."""
+    def _send_at_once(self, duplicates: int) -> list[Outcome]:
+        """The first request, and duplicates of it before it commits."""
+        send, start = self._operation.send, self._counted()
+        outcomes = self._send_during(duplicates) if duplicates else [self._sent(send)]
+        # What the dead attempt has left is part of one run, unless the retry has done it once more.
+        now, left = self._counted(), difference(self._before, start)
+        done = difference(start, difference(self._by_duplicates, now))
+        twice = Counter({name: left[name] for name in left if done[name]})
+        self._expected = difference(twice, difference(self._by_duplicates, now))
+        return outcomes
 
-    def crash(self, crash: CrashPoint) -> T | None:
-        """Send the request that dies. Returns its response if it has passed the last place instead."""
+    def _send_during(self, duplicates: int) -> list[Outcome]:
+        """The duplicates come when the first request's view has returned, before it commits."""
+        send, returned, go_on = self._operation.send, threading.Event(), threading.Event()
+
+        def hold_first(point: Point, _execution: Execution) -> None:
+            if point == "before-commit" and not returned.is_set():
+                returned.set()
+                go_on.wait(self._timeout)  # what is counted may wait for what the view has locked
+
+        with watched(self._state, hold_first):
+            first = sending(send)
+            first.add_done_callback(lambda _: returned.set())
+            try:
+                if not returned.wait(self._timeout):
+                    self._hangs()
+                alone = self._counted()
+                others = [sending(send) for _ in range(duplicates)]
+                wait(others, IN_VIEW_SECONDS)
+                self._by_duplicates = difference(alone, self._counted())
+            finally:
+                go_on.set()
+            return [self._result(sent) for sent in (first, *others)]
+
+    def _crash(self, crash: CrashPoint) -> Outcome | None:
+        """Send the request that dies. Returns what came back if the view has no such place."""
         try:
             with crash.of_an_assertion():
-                response = self.sent()
+                outcome = self._sent(self._operation.send)
         except Crash as died:
             if died.args != (crash,):
                 raise
             if crash.was_caught:
-                self.fail(GONE_ON, CAUGHT)
+                self._fail(GONE_ON, CAUGHT)
             return None
         if crash.has_passed_the_last_place:
-            return response
+            return outcome
+        said = f"the first {self._operation.noun} {outcome.said}"
         if crash.happened:
-            self.fail(f"something caught the crash, and {self.subject} {self.shown(response)}", CAUGHT)
-        hint = self.explained(response) or crash.not_reached()
-        self.fail(f"{self.subject} {self.shown(response)}", hint)
+            self._fail(f"something caught the crash, and {said}", CAUGHT)
+        self._fail(said, self._explained(outcome) or crash.not_reached())
 
-    def effects_are_one(self, when: str, at_least: int, crash: CrashPoint | None = None) -> None:
+    # What comes back.
+
+    def _is_right(self, first: Outcome, who: str, *, has_crashed: bool) -> None:
+        """It is what the test expects, of an operation that is new, unless a request has died."""
+        said = f"{who} {first.said}"
+        if not first.is_right:
+            self._fail(f"{said}, not {self._operation.expected}", self._explained(first) or UNEXPECTED)
+        outcomes = {event.outcome for event in first.events} - {"observed"}
+        if outcomes <= {"unprotected"}:
+            self._fail(f"{said}, and ran no operation", NO_KEY if outcomes else NO_OPERATION)
+        if first.is_replay and not has_crashed:
+            self._fail(f"{said}: an earlier operation's response", USED)
+
+    def _is_duplicate(self, duplicate: Outcome, first: Outcome) -> None:
+        """It is rejected as in progress, or is a replay."""
+        if duplicate.problem != "request-in-progress":
+            self._is_same(duplicate, first, "a duplicate")
+        elif not duplicate.has_failed:
+            self._fail(f"a duplicate of a running call {duplicate.said}", SWALLOWED)
+
+    def _is_same(self, outcome: Outcome, first: Outcome, what: str = "a retry") -> None:
+        """It is a replay of the first, if anything of that is stored."""
+        found = differences(first.facts, outcome.facts)
+        is_stored = first.is_stored or not first.has_failed
+        if is_stored and not outcome.is_replay:
+            hint = self._explained(outcome) or UNREPLAYED
+            self._fail(f"{what} {outcome.said}, which is no replay of the first", hint, *found)
+        if found:
+            hint = REMADE if outcome.is_replay else self._explained(outcome)
+            self._fail(f"{what} {outcome.said}, which differs from the first", hint, *found)
+
+    def _is_rejected(self, changed: Outcome) -> None:
+        """The key belongs to something else."""
+        if changed.problem != "key-reused":
+            said = f"a changed {self._operation.noun} with the same key {changed.said}"
+            self._fail(f"{said}, and was not rejected", ALIKE)
+
+    def _is_another(self, send: Send, first: Outcome) -> None:
+        """The other operation has a response and an effect of its own."""
+        whose, start = self._operation.whose, self._counted()
+        theirs = self._sent(send)
+        has_effect = self._counted() != start
+        if theirs.is_replay or theirs.problem == "key-reused":
+            self._fail(f"{whose} {theirs.said}: it is taken for the first one", SHARED)
+        if theirs.has_failed and not first.has_failed:
+            hint = "Pass one in other=... that succeeds: one of a user who is signed in."
+            self._fail(f"{whose} {theirs.said}, but the first {first.said}", hint)
+        if self._needs_effect and self._expected != self._before and not has_effect:
+            self._fail(f"{whose} had no effect of its own", MISSING)
+        self._before = difference(difference(self._before, start), self._counted())
+        self._expected = self._counted()
+        self._is_same(self._sent(send), theirs, f"a retry of {whose}")
+        self._is_same(self._sent(self._operation.send), first)
+        self._effects_are_one("retries of both")
+
+    def _explained(self, outcome: Outcome) -> str:
+        """Say what it means that this came back, if it does not say that itself."""
+        if outcome.facts.get("status") == 500 and not self._state.app.testing:
+            return HIDDEN
+        return PROBLEMS.get(outcome.problem or "", "")
+
+    # Effects.
+
+    def _effects_are_one(self, when: str, crash: CrashPoint | None = None) -> None:
         """The effects are those of one run. What died at ``crash`` may have left some of them."""
-        changed = difference(self._before, self._counted())
-        is_known = crash is None or not self._differs(changed) or self._rehearse()
-        wrong = self._differs(changed)
-        missing = [] if self._rows_only or not at_least else [n for n in changed if not changed[n]]
+        now = self._counted()
+        wrong = [name for name in now if now[name] != self._expected[name]]
+        needed = self._needs_effect and not self._rows_only
+        missing = [name for name in now if needed and now[name] == self._before[name]]
         if not wrong and not missing:
             return
         hints = []
         if wrong:
             ran = crash is not None and crash.point in ("in-view", "before-commit")
-            by_retry = ran and not any(self._by_duplicates.get(name) for name in wrong)
-            hints.append(UNCOMMITTED if by_retry else self.outside)
-            hints.append("" if is_known else self.parts)
+            by_retry = ran and not any(self._by_duplicates[name] for name in wrong)
+            hints.append(UNCOMMITTED if by_retry else OUTSIDE)
         if missing:
             has_committed = crash is not None and crash.point == "after-commit"
-            hints.append(FOLLOWING if has_committed else self.missing)
-        found = [_change(name, changed[name], self._one_run.get(name, 0)) for name in wrong]
+            hints.append(FOLLOWING if has_committed else MISSING)
+        changed, one = difference(self._before, now), difference(self._before, self._expected)
+        found = [_change(name, changed[name], one[name]) for name in wrong]
         found += [f"{name} did not change" for name in missing if name not in wrong]
-        self.fail(f"after {when}", " ".join(filter(None, hints)), *found)
+        self._fail(f"after {when}", " ".join(hints), *found)
 
-    @contextmanager
-    def another_operation(self, who: str, at_least: int) -> Iterator[None]:
-        """Let what is done in this block have effects of its own; ``who`` does it."""
-        start = self._counted()
-        yield
-        theirs = difference(start, self._counted())
-        if at_least and any(self._one_run.values()) and not any(theirs.values()):
-            self.fail(f"{who} had no effect of its own", self.missing)
-        self._leave_out(theirs)
-
-    def something_is_counted(self, when: str) -> None:
-        """The operation has had an effect, as far as rows tell; a test's own function is believed."""
-        if self._rows_only and not any(difference(self._before, self._counted()).values()):
-            self.fail(f"after {when}, nothing was counted", UNCOUNTED)
-
-    def _differs(self, changed: Counts) -> list[str]:
-        return [name for name in changed if not _equal(changed[name], self._one_run.get(name, 0))]
-
-    def _rehearse(self) -> bool:
-        """See what one run changes: dead attempt and retry did a half of it each, or the same twice."""
-        start = self._counted()
-        has_run = self.run_again()
-        done = difference(start, self._counted())
-        self._leave_out(done)
-        if has_run:
-            self._one_run = done
-        return has_run
-
-    def _leave_out(self, changed: Counts) -> None:
-        self._before = {name: self._before.get(name, 0) + changed[name] for name in changed}
-
-    def fail(self, what: str, hint: str, *found: str) -> NoReturn:
+    def _fail(self, what: str, hint: str, *found: str) -> NoReturn:
         """Raise ``AssertionError`` with what is wrong, and where to look."""
-        lines = [f"{self._name}: {what}", *(f"  {line}" for line in found), hint]
+        lines = [f"{self._operation.name}: {what}", *(f"  {line}" for line in found), hint]
         raise AssertionError("\n".join(line for line in lines if line))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    is_rounded = isinstance(a, (float, Decimal))  # two halves may differ from the whole in a last digit
-    return bool(a == b) or (is_rounded and math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-9))
 
 
 def _change(name: str, change: Any, one: Any) -> str:
@@ -241,24 +346,3 @@ def _change(name: str, change: Any, one: Any) -> str:
     if change > 0 <= one:
         return f"{name} rose by {change}, not by {one}"
     return f"{name} changed by {change:+}, not by {one:+}"
-
-
-class Gate(Watch):
-    """Holds the first request back before its commit, so that its duplicates meet it."""
-
-    def __init__(self, seconds: float) -> None:
-        self.reached, self.opened = threading.Event(), threading.Event()
-        self._seconds = seconds  # no longer, should what is counted wait for what the view has locked
-        self.when_committed: Callable[[], None] | None = None
-
-    def completing(self, claim: Claim) -> None:  # noqa: ARG002
-        """The view has returned."""
-        if not self.reached.is_set():
-            self.reached.set()
-            self.opened.wait(self._seconds)
-
-    def completed(self, claim: Claim) -> None:  # noqa: ARG002
-        """The first to commit is the one that was held back."""
-        if self.when_committed is not None:
-            when_committed, self.when_committed = self.when_committed, None
-            when_committed()

@@ -1,4 +1,4 @@
-"""What is stored becomes older when a test says so, on every store."""
+"""What is stored becomes older when a test says so, on every SQL store."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from flask_idempotency import current_operation
+from flask_idempotency import ConfigurationError, current_operation
 from flask_idempotency.cli import cli
 from flask_idempotency.testing import age
 from tests.contract.test_requests import shop, store  # noqa: F401 -- fixtures
 from tests.killed import Killed
+
+SQL_STORES = pytest.mark.parametrize("store", ["hybrid", "postgres", "sql"], indirect=True)
 
 
 def paying(shop, **options):  # noqa: F811
@@ -27,6 +29,7 @@ def paying(shop, **options):  # noqa: F811
     return runs
 
 
+@SQL_STORES
 def test_a_key_is_forgotten_when_its_retention_is_over(shop):  # noqa: F811
     runs = paying(shop, ttl=3600)
     shop.post()
@@ -38,6 +41,7 @@ def test_a_key_is_forgotten_when_its_retention_is_over(shop):  # noqa: F811
     assert shop.count() == 2
 
 
+@SQL_STORES
 def test_a_lease_is_over_and_the_next_attempt_takes_over(shop):  # noqa: F811
     inner = []
 
@@ -53,6 +57,7 @@ def test_a_lease_is_over_and_the_next_attempt_takes_over(shop):  # noqa: F811
     assert inner == [409, 201]
 
 
+@SQL_STORES
 def test_an_operator_sees_how_old_it_is(shop):  # noqa: F811
     def die():
         raise Killed
@@ -80,3 +85,9 @@ def test_what_runs_just_now_is_not_waited_for(shop):  # noqa: F811
     assert shop.post().status_code == 201
     assert shop.post().headers["Idempotent-Replayed"] == "true"
     assert shop.count() == 1
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_redis_is_refused(shop):  # noqa: F811
+    with pytest.raises(ConfigurationError, match="test with the store 'sql'"):
+        age(shop.app, 60)

@@ -103,13 +103,13 @@ def right(build: Callable[[Zoo], Any]) -> None:
 # Not protected, or not as one thinks.
 
 
-@wrong("rose by 4", "Nothing protects")
+@wrong("ran no operation", "Is @idempotent on the view")
 def no_protection(shop):
     """The decorator was forgotten on one route of twenty."""
     shop.view(shop.pay, protect=None)
 
 
-@wrong("the view is not protected", "Put @idempotent below the route")
+@wrong("ConfigurationError", "is not protected", "Put @idempotent below the route")
 def protection_above_the_route(shop):
     """Decorators look as if their order did not matter; Flask registered the view underneath."""
 
@@ -129,21 +129,21 @@ def without_the_key(application):
     return call
 
 
-@wrong("the view did not see it", "middleware")
+@wrong("key-required", "The route saw no key: middleware removed the header")
 def a_middleware_that_strips_the_key(shop):
     """The gateway in front has a list of headers, made years ago."""
     shop.app.wsgi_app = without_the_key(shop.app.wsgi_app)
     shop.view(shop.pay)
 
 
-@wrong("rose by 4", "the key does not reach the route")
+@wrong("ran no operation", "The route saw no key: middleware removed the header")
 def a_middleware_that_strips_a_key_that_nobody_misses(shop):
     """The same, silently: where no key is required, the request goes through unprotected."""
     shop.app.wsgi_app = without_the_key(shop.app.wsgi_app)
     shop.view(shop.pay, required=False)
 
 
-@wrong("a duplicate got another response", "an error handler turned a rejection into this response")
+@wrong("a duplicate got 200", "no replay", "an error handler turned a rejection into this response")
 def a_handler_that_makes_every_rejection_a_success(shop):
     """An error handler for all exceptions, in an API whose errors are 200 with a code inside."""
     shop.app.register_error_handler(IdempotencyError, lambda error: {"error": str(error)})
@@ -153,47 +153,47 @@ def a_handler_that_makes_every_rejection_a_success(shop):
 # The wrong key, scope or fingerprint.
 
 
-@wrong("The two users share their keys", "scope=")
+@wrong("taken for the first one", "The two share their keys", "scope=")
 def one_scope_for_everybody(shop):
     """``scope=None`` from the tutorial, in an API that has had users since."""
     shop.view(shop.pay)
     return {**ALICE, "other": BOB}
 
 
-@wrong("The two users share their keys", "scope=")
+@wrong("taken for the first one", "The two share their keys", "scope=")
 def a_constant_scope(shop):
     """A placeholder from the first day."""
     shop.view(shop.pay, scope=lambda: "everybody")
     return {**ALICE, "other": BOB}
 
 
-@wrong("The two users share their keys", "scope=")
+@wrong("taken for the first one", "The two share their keys", "scope=")
 def the_scope_of_a_device(shop):
     """Two people sign in in one browser, which sends one cookie for both."""
     shop.view(shop.pay, scope=lambda: request.cookies.get("device", "none"))
     return {**ALICE, "other": BOB}
 
 
-@wrong("another body got 201", "not 422", "its scope, which must not come from the body")
+@wrong("the same key got 201", "was not rejected", "its scope, which must not come from the body")
 def a_scope_from_the_body(shop):
     """The client says who it is: a changed body is another operation, and runs."""
     shop.view(shop.pay, scope=lambda: request.get_json()["account"])
     return {"json": {"account": "alice", "amount": 5}}
 
 
-@wrong("another body got 201", "not 422", "the route's fingerprint")
+@wrong("the same key got 201", "was not rejected", "the route's fingerprint")
 def a_fingerprint_without_the_amount(shop):
     """The list of fields was right before a field was added."""
     shop.view(shop.pay, fingerprint=["/currency"])
 
 
-@wrong("It was the same request", "fingerprint depend on a time or a random number")
+@wrong("a duplicate got 422", "It was the same", "depend on a time or a random number")
 def a_fingerprint_that_is_random(shop):
     """A signature or a time of receipt is part of what the callable hashes."""
     shop.view(shop.pay, fingerprint=lambda: os.urandom(8))
 
 
-@wrong("got 422", "A key=... of the route must name the whole operation")
+@wrong("got 422", "A key must name the whole operation")
 def a_natural_key_that_is_not_the_whole_identity(shop):
     """An order has several payments, but the key is the order alone."""
     shop.view(shop.pay, key=lambda: request.get_json()["order"])
