@@ -251,10 +251,9 @@ class OpenTransaction(Running):
         keys = [key for key, each in self._databases.engines.items() if each.pool is engine.pool]
         self.transaction.refuse(
             f"a session of the view of {self.operation.name} uses another bind, the database"
-            f" {engine.url.database}, which cannot commit together with the record; nothing was"
-            " committed. A get_bind() of your own must return what super().get_bind() returns while"
-            f" current_operation is there. If a lost or doubled write to one of {keys} does no harm,"
-            " name it in @idempotent(other_binds=[...])"
+            f" {engine.url.database}, which cannot commit with the record. A get_bind() of your"
+            " own must return what super().get_bind() returns while current_operation is there. If a"
+            f" lost or doubled write does no harm, name the bind, {keys}, in other_binds"
         )
 
     def __enter__(self) -> OpenTransaction:

@@ -70,9 +70,8 @@ FAILED = (
     " call db.session.rollback() where the error is caught"
 )
 UNDECIDED = (
-    "a session of its own began on the operation's connection, which is in a savepoint, so its work"
-    " might be undone where it is not without the extension. Make it by"
-    ' Session(bind=connection, join_transaction_mode="create_savepoint"), which is the same with both'
+    "a session of its own began on the operation's connection, where it might keep or undo other work"
+    ' than without the extension: make it with join_transaction_mode="create_savepoint"'
 )
 LATE = (
     "the view's session or connection is used in a thread or task where the operation has ended, or"
@@ -293,12 +292,10 @@ class OperationTransaction:
             return send()
         except self.raw.Error as error:
             self.error = error
-            is_lost = self.is_lost()
-            if is_lost:
+            if self.is_lost():
                 self.connection.invalidate(error)  # so that nobody above the view meets it again
-            # In a failed transaction all waits for the view's rollback; on a lost connection nothing
-            # does.
-            if not may_fail and sqlstate(error) != ABORTED and not is_lost:
+                self.broken = self.broken or StoreUnavailable()
+            elif not may_fail and sqlstate(error) != ABORTED:  # then all waits for the view's rollback
                 self.broken = self.broken or NotAtomic(
                     f"a savepoint of the operation could not be set or ended: {error}"
                 )
@@ -333,9 +330,7 @@ class OperationTransaction:
             self.flush()
             return bool(self._send([], HAS_NUMBER)[0][0][0])
         except exc.DBAPIError as error:
-            raise (
-                StoreUnavailable() if self.is_lost() else self.broken or NotAtomic(FAILED)
-            ) from error
+            raise self.broken or NotAtomic(FAILED) from error
 
     def waits_for_commit(self) -> bool:
         """Return True if a commit above the view may still have something to do. Sends nothing."""

@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from flask_idempotency import NotAtomic, idempotent
+from flask_idempotency.session.sqlalchemy_private import connections
 from servers import plain_dsn
 from tests.differential.programs import Program
 from tests.differential.steps import Handled, Oops, Run, ended_second_session, name_of
@@ -291,8 +292,9 @@ def settings_outlasting(twin: Twin) -> Iterator[dict[str, str]]:
         if twin.run.part != "view" or session.in_nested_transaction() or not session.in_transaction():
             return
         with suppress(SQLAlchemyError):  # it has failed: nothing of it is kept
-            row = session.connection().execute(keep).one()
-            kept.update((name, value) for name, value in row._mapping.items() if value is not None)
+            for connection in connections(session):
+                (row,) = connection.execute(keep).mappings()
+                kept.update((name, value) for name, value in row.items() if value is not None)
 
     def after_begin(session: Session, transaction: Any, connection: Any) -> None:
         if kept and not transaction.nested:

@@ -247,13 +247,13 @@ named.add(
 )
 for name in ("idempotency_first", '"idempotency_first"', "Idempotency_First", "sa_savepoint_1"):
     ours.add(f"a savepoint {name} as text", around_our_savepoint(name))
+for way in (swallowed, rolled_back, failing):
+    ours.add(f"a commit, {way.__name__.replace('_', ' ')}", way(sends("commit")))
 for what, text in TEXTS.items():
-    for way in (uncaught, swallowed, rolled_back, failing):
-        ours.add(f"{what}, {way.__name__.replace('_', ' ')}", way(sends(text)))
+    ours.add(what, uncaught(sends(text)))
     ours.add(f"{what}, in the driver's syntax", uncaught(sends_raw(text)))
 for what, text in HARMLESS.items():
     harmless.add(what, uncaught(sends(text)))
-    harmless.add(f"{what}, in the driver's syntax", uncaught(sends_raw(text)))
 ours.add(
     "an SQL function with a body that ends",
     uncaught(sends("create or replace function pg_temp.one() returns int begin atomic select 1; end")),
