@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable, sqlstate
@@ -22,6 +23,7 @@ class Lease:
     def __init__(self, messages: Any, claim: Claim, *, attempt: int) -> None:
         self.attempt = attempt
         self._messages, self._claim, self._open = messages, claim, True
+        self._lock = Lock()
         self._values = claim_values(claim)
 
     def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
@@ -68,7 +70,13 @@ class Lease:
         self._change(self._messages.sql.record_step, **step_values(step, self.attempt, result))
 
     def _change(self, template: str, **values: Any) -> None:
-        """Send a statement that changes the record if it is ours. Raises ``LeaseLost`` if not."""
+        """Send a statement that changes the record if it is ours. Raises ``LeaseLost`` if not.
+
+        One after the other, as steps of several threads would wait for the row's lock in the server,
+        and give up soon.
+        """
         template = self._messages.alone + template
-        if self._messages.change(template, {**self._values, **values}) == 0:
+        with self._lock:
+            changed = self._messages.change(template, {**self._values, **values})
+        if changed == 0:
             raise LeaseLost

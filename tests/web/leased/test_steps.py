@@ -1,5 +1,8 @@
 """Steps: each runs once, whatever happens between them."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
 import pytest
 
 from flask_idempotency import Retryable, StoreUnavailable, current_operation, idempotent
@@ -112,6 +115,22 @@ def test_what_ran_is_recorded_as_run_whatever_came_of_it(world, add_json, provid
     assert "step 'charge' was done, but its result" in errors[0]
     assert "an operator must decide about this operation" in errors[1] == errors[2]
     assert (steps(world), results(world)) == ([("charge", 1)], [None])
+
+
+def test_steps_of_many_threads_are_all_recorded(world, add_json, provider):
+    def view():
+        def charge(number):
+            return current_operation.step(
+                f"charge {number}", provider.charge, number, result="a" * 20_000
+            )
+
+        with ThreadPoolExecutor(40) as pool:
+            calls = [pool.submit(copy_context().run, charge, number) for number in range(40)]
+        return {"done": sum(call.exception() is None for call in calls)}
+
+    add_json(view)
+    assert world.post().json == {"done": 40}
+    assert len(steps(world)) == len(provider.calls) == 40
 
 
 def test_where_there_is_no_room_for_a_result_the_step_is_not_called(world, add_json, provider):
