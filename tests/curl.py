@@ -45,7 +45,7 @@ def path_with(kind: str, folder: Path) -> str:
 
 def _stand_in(folder: Path) -> str:
     program = folder / "bin/curl"
-    program.parent.mkdir()
+    program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{__file__}" "$@"\n', encoding="utf-8")
     program.chmod(0o700)
     return str(program.parent)

