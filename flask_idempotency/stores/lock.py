@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 from redis import Redis, RedisError
@@ -179,15 +180,13 @@ def milliseconds(seconds: float) -> int:
 
 def slow_client(client: Client) -> Iterator[Finding]:
     """Advise on a ready client that makes requests wait while Redis is away."""
-    options = {} if isinstance(client, OwnRedis) else client.get_connection_kwargs()
+    options = client.get_connection_kwargs()
     retries = getattr(options.get("retry"), "_retries", 0)
-    limits = [options.get(name, 0) for name in ("socket_timeout", "socket_connect_timeout")]
-    if retries or any(limit is None or limit > SLOW_SECONDS for limit in limits):
-        told = (
-            f"while it is away, each request waits for {retries} retries of its client, with time-outs"
-        )
+    longest = max(options.get(name) or inf for name in ("socket_timeout", "socket_connect_timeout"))
+    if not isinstance(client, OwnRedis) and (retries or longest > SLOW_SECONDS):
+        text = f"while it is away, each request waits for its client: {longest} s, {retries} retries"
         remedy = "give the client retry=Retry(NoBackoff(), 0), and time-outs of at most 0.2 s"
-        yield Finding("advice", "Redis client", f"{told} of {limits[0]} and {limits[1]} s", remedy)
+        yield Finding("advice", "Redis client", text, remedy)
 
 
 class RedisLock(Lock):

@@ -4,8 +4,8 @@ Redis may forget: a restart, a failover or an eviction loses records, and then a
 again. Nothing commits together with a record here, so every operation has a lease, as with
 ``atomic=False`` elsewhere. All times are the server's.
 
-A record is one value: a random version, what the record says in JSON, the body of its response, and
-the finished steps in JSON. A change reads it, decides here, and replaces it if it still has that
+A record is one value: a random version, what the record says in one line of JSON, steps included, and
+the body of its response. A change reads it, decides here, and replaces it if it still has that
 version, as then nobody has changed it meanwhile; otherwise it reads again. A record in progress does
 not expire: an interrupted operation waits for somebody.
 """
@@ -23,7 +23,8 @@ from datetime import datetime, timezone
 from functools import partial
 from heapq import nlargest, nsmallest
 from itertools import islice
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 from flask_idempotency.core import errors
 from flask_idempotency.core.keys import KEY_BYTES
@@ -33,16 +34,15 @@ from flask_idempotency.core.records import OBSERVED, SEALED, Claim, Record, Stat
 from flask_idempotency.core.rows import legible, record_of, response_values, step_values, steps_of
 
 from . import admin
-from .lock import Client, cause, send
+from .lock import Client, Reply, cause, send
 
 _HEAD, _WHOLE = "^[^\n]*", ".*"
-"""How much of a value is read: a list of records needs neither bodies nor steps."""
+"""How much of a value is read: a list of records needs no bodies."""
 
-# -> the server's time, the life that is left, in milliseconds, and so much of the value
+# -> the server's time in milliseconds, and so much of the value
 _READ = """local time = redis.call('TIME')
 local value = redis.call('GET', KEYS[1]) or ''
-return {time[1] * 1000 + math.floor(time[2] / 1000), redis.call('PTTL', KEYS[1]),
-        string.match(value, ARGV[1])}"""
+return {time[1] * 1000 + math.floor(time[2] / 1000), string.match(value, ARGV[1])}"""
 
 _VERSION_BYTES = 22
 
@@ -58,9 +58,9 @@ return 1"""
 AT_ONCE = 1000
 """How many records a list asks for at once: some milliseconds of the server's time."""
 
-T = TypeVar("T")
+_KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
-_EMPTY = dict.fromkeys(("lease", "released", "completed", "status", "headers", "bytes"))
+_EMPTY = dict.fromkeys(("lease", "released", "expires", "completed", "status", "headers", "bytes"))
 
 _OPEN = {Situation.IN_PROGRESS: "released", Situation.INTERRUPTED: "interrupted"}
 """What nobody works on, and how an operator's list calls it."""
@@ -68,38 +68,36 @@ _OPEN = {Situation.IN_PROGRESS: "released", Situation.INTERRUPTED: "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What stands under a key: nothing, if there are no ``fields``. Times are in seconds.
+    """What stands under a key: nothing, if there are no ``fields``. Times are in seconds."""
 
-    ``left`` is the life that it has left, None for ever; ``steps`` is as it is stored.
-    """
-
+    key: bytes
     now: float
-    left: float | None
     version: bytes
     fields: dict[str, Any]
     body: bytes
-    steps: str
 
     @classmethod
     @legible()
-    def read(cls, reply: Any) -> Stored:
+    def read(cls, key: bytes, reply: Any) -> Stored:
         """Read a reply to ``_READ``. Raises ``RecordBroken``."""
-        now, left, value = reply
-        # No JSON has a line break in it; the body may have any.
-        head, _, rest = value[_VERSION_BYTES:].partition(b"\n")
-        body, _, steps = rest.rpartition(b"\n")
+        now, value = reply
+        head, _, body = value[_VERSION_BYTES:].partition(b"\n")  # JSON has no line break in it
         fields = dict(json.loads(head)) if value else {}
-        life = left / 1000 if left >= 0 else None
-        return cls(now / 1000, life, value[:_VERSION_BYTES], fields, body, steps.decode())
+        return cls(key, now / 1000, value[:_VERSION_BYTES], fields, body)
 
     def value(self) -> bytes:
-        """Return what is stored, with a new version."""
+        """Return what is stored, with a new version; empty for nothing."""
         head = secrets.token_urlsafe(16) + json.dumps(self.fields)
-        return b"%b\n%b\n%b" % (head.encode(), self.body, self.steps.encode())
+        return b"%b\n%b" % (head.encode(), self.body) if self.fields else b""
 
-    def changed(self, left: float | None, fields: dict[str, Any], body: bytes = b"") -> Stored:
-        """Return it with another life, with other ``fields`` and another body."""
-        return replace(self, left=left, fields=self.fields | fields, body=body)
+    def life(self) -> int | str:
+        """Return how many milliseconds it has left, for ``_REPLACE``."""
+        expires = self.fields["expires"] if self.fields else self.now
+        return "" if expires is None else int((expires - self.now) * 1000)
+
+    def changed(self, body: bytes = b"", **fields: Any) -> Stored:
+        """Return it with another body, and with other ``fields``."""
+        return replace(self, body=body, fields=self.fields | fields)
 
     def ago(self, name: str) -> float | None:
         """Return how long ago a stored time is; None if there is none."""
@@ -107,7 +105,7 @@ class Stored:
         return None if time is None else self.now - time
 
     @legible()
-    def record(self, key: bytes, **other: Any) -> Record:
+    def record(self, **other: Any) -> Record:
         """Return the record, or ``other`` fields than the stored. Raises ``RecordBroken``."""
         over = self.ago("lease")
         values = {
@@ -118,15 +116,15 @@ class Stored:
             "age": self.ago("created"),
             "released": self.ago("released"),
         }
-        return record_of(key, {**self.fields, **values, **other})
+        return record_of(self.key, {**self.fields, **values, **other})
 
     @legible()
-    def line(self, key: bytes) -> admin.Line:
+    def line(self) -> admin.Line:
         """Return what an operator sees of it. Raises ``RecordBroken``."""
-        record = self.record(key, status=None)  # its body may not have been read
+        record = self.record(status=None)  # its body may not have been read
         state = _OPEN.get(situation(record), record.state.value)
         return admin.Line(
-            key[:8].hex(),
+            self.key[:8].hex(),
             record.name.encode().decode(),  # no half of a character, which nobody can show
             "observed" if record.owner.startswith(OBSERVED) else state,
             record.attempt,
@@ -134,7 +132,7 @@ class Stored:
             self.fields["bytes"],
             _time(self.fields["created"]),
             _time(self.fields["completed"]),
-            _time(None if self.left is None else self.now + self.left),
+            _time(self.fields["expires"]),
             expired=False,
             version=f"{record.owner} {record.state.value} {self.fields['lease']}",
         )
@@ -164,7 +162,7 @@ class RedisRecords:
     def look(self, key: bytes) -> Record | None:
         """The record."""
         stored = self.read(key)
-        return stored.record(key) if stored.fields else None
+        return stored.record() if stored.fields else None
 
     def claim(self, claim: Claim) -> RedisLease | None:
         """Insert the record, if it is not there."""
@@ -174,12 +172,12 @@ class RedisRecords:
     def look_or_claim(self, claim: Claim) -> Record | RedisLease | None:
         """The record, or a claim if there is none."""
         stored = self.read(claim.key)
-        return stored.record(claim.key) if stored.fields else self._begin(claim, stored, 1)
+        return stored.record() if stored.fields else self._begin(claim, stored, 1)
 
     def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
         """Make a record ours whose lease is over or was released."""
         stored = self.read(claim.key)
-        record = stored.record(claim.key) if stored.fields else None
+        record = stored.record() if stored.fields else None
         if record is None or record.owner != as_seen.owner or situation(record) not in _OPEN:
             return None
         return self._begin(claim, stored, record.attempt + 1)
@@ -189,44 +187,43 @@ class RedisRecords:
 
     def read(self, key: bytes) -> Stored:
         """Return what stands under a key. Raises ``StoreUnavailable`` and ``RecordBroken``."""
-        return Stored.read(self._run(_READ, key, _WHOLE))
+        return Stored.read(key, self._run(_READ, key, _WHOLE))
 
     def change(self, key: bytes, decide: Callable[[Stored], Stored | None]) -> bool:
         """Replace what stands under a key by what ``decide`` makes of it; False if that is None."""
         while (new := decide(seen := self.read(key))) is not None:
-            if self._replace(key, seen, new):
+            if self._replace(seen, new):
                 return True
         return False
 
-    def heads(self, keys: list[bytes]) -> list[Any]:
+    def heads(self, keys: list[bytes]) -> Any:
         """Return the reply to ``_READ`` for each key, or an error; of each record only its fields."""
 
-        def replies() -> list[Any]:
-            with self.client.pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    command = self._command(_READ, key, _HEAD)
-                    pipeline.execute_command(*command, NEVER_DECODE=True)
-                return list(pipeline.execute(raise_on_error=False))
+        def sent() -> Reply:
+            pipeline = self.client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.execute_command(*self._command(_READ, key, _HEAD), NEVER_DECODE=True)
+            return partial(pipeline.execute, raise_on_error=False)
 
-        return _twice(replies)
+        return _twice(sent)
 
-    def _replace(self, key: bytes, seen: Stored, new: Stored) -> bool:
-        life = "" if new.left is None else int(new.left * 1000)
-        value = new.value() if new.fields else b""
-        return bool(self._run(_REPLACE, key, seen.version, value, life))
+    def _replace(self, seen: Stored, new: Stored) -> bool:
+        return bool(self._run(_REPLACE, seen.key, seen.version, new.value(), new.life()))
 
     def _run(self, script: str, key: bytes, *arguments: Any) -> Any:
-        def reply() -> Any:
-            return send(self.client, *self._command(script, key, *arguments))()
-
-        return _twice(reply)
+        return _twice(partial(send, self.client, *self._command(script, key, *arguments)))
 
     def _command(self, script: str, key: bytes, *arguments: Any) -> tuple[Any, ...]:
         return "EVAL", script, 1, self.prefix + key.hex(), *arguments
 
     def _begin(self, claim: Claim, stored: Stored, attempt: int) -> RedisLease | None:
-        first: dict[str, Any] = {"created": stored.now, "released_attempt": None, "audit": []}
-        fields = {
+        first: dict[str, Any] = {
+            "created": stored.now,
+            "released_attempt": None,
+            "audit": [],
+            "steps": {},
+        }
+        fields: dict[str, Any] = {
             "name": claim.name,
             "state": State.IN_PROGRESS.value,
             "version": claim.fingerprint.algorithm,
@@ -236,9 +233,10 @@ class RedisRecords:
             "lease": stored.now + (claim.lease_seconds or 0),
         }
         # What was only observed needs nobody's decision: it expires even if it never ends.
-        life = claim.ttl_seconds if claim.owner.startswith(OBSERVED) else None
-        new = stored.changed(life, first | stored.fields | _EMPTY | fields)
-        return RedisLease(self, claim, attempt) if self._replace(claim.key, stored, new) else None
+        if claim.owner.startswith(OBSERVED):
+            fields["expires"] = stored.now + claim.ttl_seconds
+        new = stored.changed(**first | stored.fields | _EMPTY | fields)
+        return RedisLease(self, claim, attempt) if self._replace(stored, new) else None
 
 
 class RedisLease:
@@ -252,9 +250,9 @@ class RedisLease:
         """Store the response; as failed if its status is 500 or more."""
 
         def ended(seen: Stored) -> Stored:
-            if waits and seen.steps:
-                return _answered(seen, response, None, {"lease": seen.now})
-            return _answered(seen, response, self._claim.ttl_seconds)
+            if waits and seen.fields["steps"]:
+                return _answered(seen, response, lease=seen.now)
+            return _answered(seen, response, expires=seen.now + self._claim.ttl_seconds)
 
         self._change(ended)
         self._open = False
@@ -264,7 +262,7 @@ class RedisLease:
         if self._open:
             self._open = False
             with suppress(errors.LeaseLost, errors.StoreUnavailable):
-                self._change(lambda seen: seen.changed(seen.left, {"lease": seen.now}))
+                self._change(lambda seen: seen.changed(lease=seen.now))
 
     def release(self) -> None:
         """Give the operation back.
@@ -273,9 +271,9 @@ class RedisLease:
         """
 
         def given_back(seen: Stored) -> Stored:
-            if seen.steps or seen.fields["released_attempt"] is not None:
-                return seen.changed(None, {"lease": seen.now, "released": seen.now})
-            return seen.changed(self._claim.ttl_seconds, {"lease": None})
+            if seen.fields["steps"] or seen.fields["released_attempt"] is not None:
+                return seen.changed(lease=seen.now, released=seen.now, expires=None)
+            return seen.changed(lease=None, expires=seen.now + self._claim.ttl_seconds)
 
         self._change(given_back)
         self._open = False
@@ -286,17 +284,16 @@ class RedisLease:
 
     def steps(self) -> dict[str, bytes | None]:
         """The results of the finished steps."""
-        found = steps_of(self._records.read(self._claim.key).steps)
-        return {name: step.result for name, step in found.items()}
+        stored = self._records.read(self._claim.key).fields["steps"]
+        return {name: step.result for name, step in steps_of(json.dumps(stored)).items()}
 
     def record(self, step: str, result: bytes | None) -> None:
         """Record a finished step and renew the lease."""
 
         def done(seen: Stored) -> Stored:
             values = step_values(step, seen.fields["attempt"], result) | {"at": str(_time(seen.now))}
-            renewed = _renewed(seen, self._claim.lease_seconds or 0)
-            steps = json.loads(seen.steps or "{}") | {values.pop("step"): values}
-            return replace(renewed, steps=json.dumps(steps))
+            steps = seen.fields["steps"] | {values.pop("step"): values}
+            return _renewed(seen.changed(steps=steps), self._claim.lease_seconds or 0)
 
         self._change(done)
 
@@ -311,12 +308,13 @@ class RedisLease:
         """Change the record. Raises ``LeaseLost`` if it is not ours, or has ended or been released."""
         ours = self._claim.owner, State.IN_PROGRESS.value, None
 
-        def mine(seen: Stored) -> Stored | None:
+        def mine(seen: Stored) -> Stored:
             held = tuple(seen.fields.get(name) for name in ("owner", "state", "released"))
-            return change(seen) if held == ours and seen.fields["lease"] is not None else None
+            if held != ours or seen.fields["lease"] is None:
+                raise errors.LeaseLost
+            return change(seen)
 
-        if not self._records.change(self._claim.key, mine):
-            raise errors.LeaseLost
+        self._records.change(self._claim.key, mine)
 
 
 class RedisAdmin:
@@ -329,7 +327,7 @@ class RedisAdmin:
 
     def overview(self) -> admin.Overview:
         """Count what there is: as Redis has no table, this reads every record."""
-        seen = [(line, stored.ago("created") or 0.0) for _, line, stored in self._seen()]
+        seen = [(line, stored.ago("created") or 0.0) for line, stored in self._seen()]
         counts = Counter((line.operation, line.state) for line, _ in seen)
         tallies = [admin.Tally(*group, count) for group, count in sorted(counts.items())]
         running = [(line, age) for line, age in seen if line.state == "in_progress"]
@@ -346,24 +344,23 @@ class RedisAdmin:
         self, tail: bytes, name: str | None, state: str | None, limit: int
     ) -> list[admin.Line]:
         """Return the newest records of a scope."""
-        seen = (line for _, line, _ in self._seen(end=tail))
-        fitting = (
-            each for each in seen if name in (None, each.operation) and state in (None, each.state)
-        )
-        return nlargest(limit, fitting, key=_created)
+        lines = (line for line, _ in self._seen(end=tail) if name in (None, line.operation))
+        fitting = (line for line in lines if state in (None, line.state))
+        return nlargest(limit, fitting, key=attrgetter("created"))
 
     def leased(self, state: str, limit: int) -> list[admin.Line]:
         """Return the oldest records with a lease."""
-        fitting = (line for _, line, _ in self._seen() if line.state == state)
-        return nsmallest(limit, fitting, key=_created)
+        fitting = (line for line, _ in self._seen() if line.state == state)
+        return nsmallest(limit, fitting, key=attrgetter("created"))
 
     def starting(self, start: bytes) -> list[admin.Line]:
         """Return the records whose key's hash starts so."""
-        return [line for _, line, _ in islice(self._seen(start), 2)]
+        return [line for line, _ in islice(self._seen(start), 2)]
 
     def steps(self, start: bytes) -> list[admin.StepLine]:
         """Return the finished steps."""
-        return [line for each in self._whole(start) for line in admin.step_lines(each.steps)]
+        stored = [json.dumps(each.fields["steps"]) for _, each in self._seen(start)]
+        return [line for text in stored for line in admin.step_lines(text)]
 
     def key(self, start: bytes) -> bytes | None:
         """Return the whole key."""
@@ -373,15 +370,16 @@ class RedisAdmin:
     def sealings(self) -> Counter[bytes | None]:
         """Count what is encrypted, by the key, and what is not."""
         found = Counter[bytes | None]()
-        for each in self._whole():
-            values = [step.result for step in steps_of(each.steps).values() if step.result is not None]
-            values += [each.body] if each.fields.get("status") is not None else []
-            found.update(value[:9] if value.startswith(SEALED) else None for value in values)
+        for line, each in self._seen():
+            values = [step.result for step in steps_of(json.dumps(each.fields["steps"])).values()]
+            values += [self._records.read(each.key).body] if line.status is not None else []
+            prefixes = (value[:9] for value in values if value is not None)
+            found.update(each if each.startswith(SEALED) else None for each in prefixes)
         return found
 
     def audit(self, start: bytes) -> list[admin.AuditEntry]:
         """Return what operators did: an expired record has been deleted with its own."""
-        noted = [json.dumps(each.fields.get("audit")) for each in self._whole(start)]
+        noted = [json.dumps(each.fields["audit"]) for _, each in self._seen(start)]
         return [entry for text in noted for entry in admin.read_audit(text)]
 
     def note(self, key: bytes, entry: admin.AuditEntry) -> bool:
@@ -397,39 +395,39 @@ class RedisAdmin:
         """End it as an operator decided."""
 
         def decided(seen: Stored) -> Stored | None:
-            line = seen.line(verdict.key) if seen.fields else None
+            line = seen.line() if seen.fields else None
             if line is None or line.version != verdict.seen or line.state not in admin.WAITING:
                 return None
-            fields = {
+            fields: dict[str, Any] = {
                 **_EMPTY,
+                "state": verdict.state.value,
                 "owner": verdict.owner,
                 "created": seen.now if verdict.anew else seen.fields["created"],
                 "released_attempt": line.attempt,
                 "audit": _audit(seen, verdict.entry),
             }
             if verdict.response is None:
-                again = {"state": verdict.state.value, "lease": seen.now, "released": seen.now}
-                return seen.changed(None, fields | again)
-            life = max(seen.left or 0, verdict.ttl_seconds)
-            return _answered(seen, verdict.response, life, fields)
+                return seen.changed(**fields | {"lease": seen.now, "released": seen.now})
+            fields["expires"] = max(seen.fields["expires"] or 0, seen.now + verdict.ttl_seconds)
+            return _answered(seen, verdict.response, **fields)
 
         return self._records.change(verdict.key, decided)
 
     def belonging(self, tail: bytes, name: str | None) -> admin.Belongings:
         """Return the records of a scope."""
-        seen = [(key, line) for key, line, _ in self._seen(end=tail) if name in (None, line.operation)]
-        left = Counter(line.state for _, line in seen if not _is_free(line))
-        return admin.Belongings([key for key, line in seen if _is_free(line)], dict(left))
+        seen = [each for each in self._seen(end=tail) if name in (None, each[0].operation)]
+        left = Counter(line.state for line, _ in seen if not _is_free(line))
+        return admin.Belongings([each.key for line, each in seen if _is_free(line)], dict(left))
 
     def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what has no lease."""
 
-        def gone(stored: Stored, key: bytes) -> Stored | None:
-            line = stored.line(key) if stored.fields else None
+        def gone(stored: Stored) -> Stored | None:
+            line = stored.line() if stored.fields else None
             is_meant = line is not None and _is_free(line) and seen in (None, line.version)
             return _gone(stored) if is_meant else None
 
-        return sum(self._records.change(key, partial(gone, key=key)) for key in keys)
+        return sum(self._records.change(key, gone) for key in keys)
 
     def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
         """Say that Redis does it."""
@@ -473,35 +471,29 @@ class RedisAdmin:
         try:
             for name in self._records.client.scan_iter(match=pattern, count=AT_ONCE):
                 digits = (name if isinstance(name, str) else name.decode())[len(prefix) :]
-                if len(digits) == 2 * KEY_BYTES and digits not in as_seen:
+                if _KEY.fullmatch(digits) and digits not in as_seen:
                     as_seen.add(digits)  # SCAN may give one twice
                     yield bytes.fromhex(digits)
         except Exception as error:
             raise errors.StoreUnavailable from error
 
-    def _whole(self, start: bytes = b"") -> Iterator[Stored]:
-        """Yield the records whose key's hash starts so, with all that belongs to them."""
-        for key in self._keys(start):
-            with suppress(errors.RecordBroken):
-                yield self._records.read(key)
-
-    def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[bytes, admin.Line, Stored]]:
+    def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[admin.Line, Stored]]:
         """Yield the records whose key's hash starts and ends so; not what cannot be read."""
         keys = self._keys(start, end)
         while batch := list(islice(keys, AT_ONCE)):
             for key, reply in zip(batch, self._records.heads(batch), strict=True):
                 with suppress(errors.RecordBroken):
-                    stored = Stored.read(reply)
+                    stored = Stored.read(key, reply)
                     if stored.fields:  # it has not expired meanwhile
-                        yield key, stored.line(key), stored
+                        yield stored.line(), stored
 
 
-def _twice(ask: Callable[[], T]) -> T:
+def _twice(ask: Callable[[], Reply]) -> Any:
     """Ask Redis, and once more if that fails. Raises ``StoreUnavailable`` and ``RecordBroken``."""
     with suppress(Exception):
-        return ask()
+        return ask()()
     try:
-        return ask()
+        return ask()()
     except Exception as error:
         if "WRONGTYPE" in str(error):
             raise errors.RecordBroken from error
@@ -509,9 +501,7 @@ def _twice(ask: Callable[[], T]) -> T:
         raise errors.StoreUnavailable from error
 
 
-def _answered(
-    seen: Stored, response: StoredResponse, left: float | None, fields: dict[str, Any] = _EMPTY
-) -> Stored:
+def _answered(seen: Stored, response: StoredResponse, **fields: Any) -> Stored:
     """Return it with a response; as failed if its status is 500 or more."""
     answer = {
         "state": (State.FAILED if response.status >= 500 else State.COMPLETED).value,
@@ -520,16 +510,15 @@ def _answered(
         "bytes": None if response.body is None else len(response.body),
         "completed": seen.now,
     }
-    return seen.changed(left, _EMPTY | fields | answer, response.body or b"")
+    return seen.changed(response.body or b"", **_EMPTY | fields | answer)
 
 
 def _gone(seen: Stored) -> Stored:
-    return replace(seen, left=0, fields={})
+    return replace(seen, fields={})
 
 
 def _renewed(seen: Stored, seconds: float) -> Stored:
-    lease = max(seen.fields["lease"], seen.now + seconds)
-    return seen.changed(seen.left, {"lease": lease})
+    return seen.changed(lease=max(seen.fields["lease"], seen.now + seconds))
 
 
 def _audit(seen: Stored, entry: admin.AuditEntry) -> list[Any]:
@@ -540,10 +529,6 @@ def _audit(seen: Stored, entry: admin.AuditEntry) -> list[Any]:
 def _is_free(line: admin.Line) -> bool:
     """Return True if nobody works on it, and nobody must decide about it."""
     return line.state not in ("in_progress", "interrupted") and not line.waits
-
-
-def _created(line: admin.Line) -> str:
-    return str(line.created)
 
 
 def _time(seconds: float | None) -> Any:

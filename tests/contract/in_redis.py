@@ -13,8 +13,6 @@ VERSION_BYTES = 22
 def rewrite(client: redis.Redis, place: bytes, /, *, body: bytes | None = None, **fields: Any) -> None:
     """Give the record at a place other ``fields``, and another body."""
     value: Any = client.get(place)
-    head, _, rest = value[VERSION_BYTES:].partition(b"\n")
-    stored, _, steps = rest.rpartition(b"\n")
+    head, _, stored = value[VERSION_BYTES:].partition(b"\n")
     changed = json.dumps(json.loads(head) | fields).encode()
-    parts = changed, stored if body is None else body, steps
-    client.set(place, value[:VERSION_BYTES] + b"\n".join(parts), px=60_000)
+    client.set(place, value[:VERSION_BYTES] + changed + b"\n" + (stored if body is None else body))

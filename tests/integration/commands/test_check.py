@@ -348,7 +348,7 @@ def test_check_takes_the_lock_in_earnest(world, run, redis_server, damage, repai
 def test_check_advises_on_a_client_that_makes_requests_wait(make_world, redis_server):
     for options, advice in (
         ({"retry": Retry(NoBackoff(), 3), "socket_timeout": 0.1}, "3 retries"),
-        ({"retry": None, "socket_timeout": 5}, "5 and"),
+        ({"retry": None, "socket_timeout": 5}, "5 s"),
         ({"retry": None, "socket_timeout": 0.1}, ""),
     ):
         with redis.Redis.from_url(redis_server.url, socket_connect_timeout=0.2, **options) as client:
