@@ -99,7 +99,7 @@ def test_the_operators_lists_take_few_round_trips(client, records, command):
             assert len(admin.newest(None, None, 50)) == 50
     total = client.dbsize()  # SCAN passes everybody's keys
     assert measured["trips"] <= 10 + 2 * total / 1000
-    assert measured["bytes"] < 1000 * 500
+    assert measured["bytes"] < 1000 * 600, "not the responses"
 
 
 def test_a_cluster_and_a_client_that_decodes_list_the_same(tmp_path):
