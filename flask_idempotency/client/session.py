@@ -43,8 +43,9 @@ class IdempotentSession(requests.Session):
     A session has, beside the attributes of every one:
 
     - ``deadline``, 90: seconds for all attempts and waits of a request. A wait that would end after it
-      is not begun: the call then ends with what it has. A redirect that is followed, and a sign-in that
-      the server asks for (digest), are requests of their own, with the same key.
+      is not begun: the call then ends with what it has. Only a response that trickles in may exceed it.
+      A redirect that is followed, and a sign-in that the server asks for (digest), are requests of
+      their own, with the same key.
     - ``timeout``, 10: seconds that each attempt may wait for a connection, and then for each piece of
       the response, or both as a pair, where the call does not say. Calls without a key have it, too.
     - ``header``: the server's ``IDEMPOTENCY_HEADER``.
