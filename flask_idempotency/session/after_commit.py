@@ -46,9 +46,7 @@ def after_commit(function: Call, /) -> None:
     if not callable(function) or iscoroutinefunction(function):
         raise TypeError(f"after_commit was given {shown(function)}; allowed: a function, not async def")
     running, sessions = running_operation(), sessions_here()
-    call = partial(_call, function)
-    if running is not None:
-        call = partial(running.operation.note_after_commit, function)
+    call = partial(_call if running is None else running.operation.note_after_commit, function)
     session = None if sessions is None else sessions.present()
     # A savepoint may be rolled back, and what was asked for in it goes with it.
     if session is not None and (session.in_nested_transaction() or waits_for_commit(session)):

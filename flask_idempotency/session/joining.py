@@ -107,8 +107,7 @@ def refuse_inside(databases: Databases) -> None:
     if outer is not None and outer.transaction.connection.engine.pool is databases.database.pool:
         raise NotAtomic(
             f"the view of {outer.operation.name} made a request to its own application for another"
-            " operation, which could neither see what that view has written nor commit with it. Call"
-            " the function instead, or make the requests in a view that is not atomic"
+            " operation, which could not commit with it: call the function, or make the view not atomic"
         )
 
 

@@ -85,11 +85,10 @@ def end_view(session: Session | None, name: str, *, in_request: bool, failed: bo
     After ``run()`` a session in need of a rollback gets one, as the next job in the context would meet
     it. Raises ``NotAtomic`` after a ``run()`` that has not ``failed``: its caller might commit.
     """
-    transaction = session and session.get_transaction()
     has_left = holds_changes(session)
     if has_left:
         warn_left(name)
-    if has_left or (transaction is not None and not transaction.is_active and not in_request):
+    if has_left or not (in_request or session is None or session.is_active):
         undo(session)
     if has_left and not (in_request or failed):
         raise NotAtomic(f"{name} left changes in db.session that nobody had committed: {COMMIT_THEM}")
@@ -124,7 +123,5 @@ def undo(session: Session | None) -> None:
 def end_transactions(session: Session) -> None:
     """Without the events of a rollback that the application did not ask for."""
     for transaction in begun_by(session):
-        try:
+        with suppress(SQLAlchemyError):  # the connection is lost, and everything undone
             transaction.close()
-        except SQLAlchemyError:  # the connection is lost, and everything undone
-            continue

@@ -122,10 +122,7 @@ class Operation:
 
     def _running_steps(self, what: str) -> Any:
         if self.steps is None:
-            raise RuntimeError(
-                f"{what}() is for views with @idempotent(atomic=False), while they run; in an atomic"
-                " operation everything commits together, or nothing does"
-            )
+            raise RuntimeError(f"{what}() is for views with @idempotent(atomic=False), while they run")
         return self.steps
 
 
@@ -202,17 +199,14 @@ class OpenTransaction(Running):
         So is the work of a request that the view makes to its own application, if the two share their
         application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation ended.
         """
-        if session not in self._modes and not (self.is_here() or self._is_in_context()):
+        is_known = session in self._modes or self.is_here() or self._context is present_context()
+        if not is_known:
             return False
         if self.pid != process.number:
             raise NotAtomic(process.INHERITED)
         if not self.is_open:
             raise NotAtomic(LATE)
         return True
-
-    def _is_in_context(self) -> bool:
-        """Return True if this is its application context, not another one that the view has pushed."""
-        return self._context is present_context()
 
     def bind_of(
         self, session: Any, bind: Engine | Connection, given: Mapping[str, Any]
@@ -228,7 +222,7 @@ class OpenTransaction(Running):
         if bind is not engine and given.get("bind") is not None:  # bind_arguments={"bind": connection}
             return bind
         if engine.pool is not pool:
-            if self._is_in_context() and engine not in self.other_binds:
+            if self._context is present_context() and engine not in self.other_binds:
                 self._refuse_other(engine)
             return bind
         has_begun = connection in found
@@ -236,8 +230,7 @@ class OpenTransaction(Running):
         if is_elsewhere or bind not in (engine, connection):
             transaction.refuse(
                 f"a session of the view of {self.operation.name} has a connection of its own, as its"
-                " bind or in a transaction that it was in the middle of, so its writes cannot commit"
-                " together with the record: end that before the view, or use db.session"
+                " bind or in a transaction that had begun: end that before the view, or use db.session"
             )
         if session not in self._modes:
             self._note(session)

@@ -22,10 +22,7 @@ def warn_once(text: str, *values: object) -> None:
     log.warning(text, *values)
 
 
-UNSEEN = (
-    "raised an error whose response the extension does not see, as it is made outside of Flask, by a"
-    " decorator without functools.wraps, or by a function that calls the view"
-)
+NO_RESPONSE = "raised an error whose response the extension does not see"
 
 
 def warn_undone(name: str, status: int | None) -> None:
@@ -35,7 +32,7 @@ def warn_undone(name: str, status: int | None) -> None:
         " such responses with store=lambda response: response.status_code < 500, or write them on a"
         " connection of their own: with db.engine.begin()",
         name,
-        UNSEEN if status is None else f"responded with {status}, which is not stored",
+        f"responded with {status}, which is not stored" if status else NO_RESPONSE,
     )
 
 
