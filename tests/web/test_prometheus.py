@@ -15,6 +15,7 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.integrations.prometheus import export_metrics
+from flask_idempotency.stores.lock import client_from_url
 from flask_idempotency.web.routes import app_state
 from tests.stores import BOTH
 
@@ -145,15 +146,10 @@ def test_a_take_over_is_counted(world, value):
 def test_a_redis_that_fails_is_counted_until_it_works(world, add_view, value, monkeypatch):
     add_view(world)
     lock = app_state(world.app).lock
-    connected = lock._connected
-
-    def broken():
-        raise ConnectionError
-
-    monkeypatch.setattr(lock, "_connected", broken)
-    world.post()
+    with monkeypatch.context() as while_away:
+        while_away.setattr(lock, "_client", client_from_url("redis://127.0.0.1:1/0"))
+        world.post()
     assert value("store_failures_total", part="lock") == 1
-    monkeypatch.setattr(lock, "_connected", connected)
     monkeypatch.setattr(lock, "_skip_until", 0.0)
     world.post()
     assert value("store_failures_total", part="lock") == 1
