@@ -38,8 +38,7 @@ def body(digits: str) -> Response:
     """The same with the body of its response and the results of its steps, which the record notes."""
     state, operator = app_state(current_app), access.operator()
     line, entry = find(state, digits), operator.note("shown")
-    key = admin(state).key(bytes.fromhex(line.key))
-    if key is None or not admin(state).note(key, entry):
+    if not admin(state).note(line.hash, entry):
         raise IdempotencyError("This record is in use just now, or gone: nothing was shown.")
     operator.tell(entry, level=logging.INFO, operation=line.operation, id=line.key[:SHOWN])
     return _page(state, digits, with_body=True)
@@ -47,7 +46,7 @@ def body(digits: str) -> Response:
 
 def _page(state: AppState, digits: str, *, with_body: bool = False) -> Response:
     found = look_into(state, find(state, digits), filter(None, request.args.getlist("derive")))
-    row, broken = _row(state, found.key) if found.key else (None, "")
+    row, broken = _row(state, found.line.hash)
     stored = row.response if row else None
     return page(
         "record.html",
@@ -86,8 +85,7 @@ def act(digits: str, action: str) -> Response:
     line = undecided(state, digits, action, token=form.get("seen", ""))
     operator, not_done = access.operator(), "not_done" in form
     if action == "forget":
-        key = admin(state).key(bytes.fromhex(line.key))
-        found = Erasable([([key], line.version)] if key else [], line.operation)
+        found = Erasable([([line.hash], line.version)], line.operation)
         if not erase(state, found, operator):
             raise IdempotencyError("This record is in use just now, or gone: nothing was erased.")
         return page("message.html", title="Erased", done="A retry runs the view again.", detail="")

@@ -153,9 +153,9 @@ def settle(
         problem = OperationFailed("The operation was interrupted, and will not be run again.")
         response = problem_response(state, problem)
     store, shown, anew = admin(state), seen.key[:SHOWN], act == "release" and not_done
-    key = store.key(bytes.fromhex(seen.key))
-    record = None if key is None or anew else state.records.look(key)
-    if key is None or (record is None and not anew):
+    key = seen.hash
+    record = None if anew else state.records.look(key)
+    if record is None and not anew:
         raise UnknownRecord(f"{shown} has just been deleted")
     if act == "release" and record is not None and (why_not := too_old(state, seen, record)):
         raise Mistake("not_done", why_not)

@@ -75,7 +75,7 @@ class Sought:
             return store.newest(self.operation, in_state, limit)
         else:
             tails = scope_tails(self.scope)
-            each = (store.of_scope(tail, self.operation, in_state, limit) for tail in tails)
+            each = (store.newest(self.operation, in_state, limit, tail) for tail in tails)
             found = [line for lines in each for line in lines]
         return sorted(found, key=lambda line: str(line.created), reverse=True)[:limit]
 

@@ -22,12 +22,11 @@ _OWN_ROWS = "Look at your own rows first: what the view saved outside a step, it
 class Found:
     """A record with what belongs to it: finished steps, what operators did, and derived keys.
 
-    ``steps`` have their derived keys and results. ``key`` is None if the record is gone; then they have
-    neither. ``broken`` says why a result cannot be read, ``too_old`` why a release could do it twice.
+    ``steps`` have their derived keys and results. ``broken`` says why a result cannot be read,
+    ``too_old`` why a release could do it twice.
     """
 
     line: Line
-    key: bytes | None
     steps: list[dict[str, Any]]
     derived: list[dict[str, Any]]
     audit: list[AuditEntry]
@@ -39,35 +38,35 @@ class Found:
 
 def look_into(state: AppState, line: Line, names: Iterable[str] = ()) -> Found:
     """Read what belongs to a record, and what ``derive_key`` gives its view for these names."""
-    store, start = admin(state), bytes.fromhex(line.key)
-    key, broken, steps = store.key(start), "", list[dict[str, Any]]()
-    for step in store.steps(start):
+    store, key = admin(state), line.hash
+    broken, steps = "", list[dict[str, Any]]()
+    for step in store.steps(key):
         result = None
         try:
-            if key is not None and step.result is not None:
+            if step.result is not None:
                 opened = state.sealer.open_bytes(step.result, key, purpose(step.name))
                 result = opened.decode(errors="backslashreplace")
         except RecordBroken as error:
             broken = error.detail
-        whole = {**asdict(step), "derived_key": key and derive_key(key, step.name)}
+        whole = {**asdict(step), "derived_key": derive_key(key, step.name)}
         del whole["result"]  # it stands at the end
         steps.append({**whole, "result": result})
-    derived = [{"name": name, "derived_key": derive_key(key, name)} for name in names if key]
+    derived = [{"name": name, "derived_key": derive_key(key, name)} for name in names]
     open_acts, why_not = acts(line), ""
-    if "release" in open_acts and key is not None:
+    if "release" in open_acts:
         try:
             record = state.records.look(key)
             why_not = too_old(state, line, record) if record else ""
         except RecordBroken as error:
             why_not = error.detail.rstrip(".")
     advice = _advice(steps, why_not) if "release" in open_acts else ()
-    return Found(line, key, steps, derived, store.audit(start), broken, open_acts, why_not, advice)
+    return Found(line, steps, derived, store.audit(key), broken, open_acts, why_not, advice)
 
 
 def row(line: Line) -> dict[str, Any]:
     """Return a record as it is shown: with the first digits only."""
-    shown = {**asdict(line), "key": line.key[:SHOWN]}
-    del shown["version"]
+    shown = {"key": line.key[:SHOWN], **asdict(line)}
+    del shown["hash"], shown["version"]
     return shown
 
 

@@ -27,6 +27,7 @@ from flask_idempotency.core.rows import steps_of
 
 Time = datetime | str
 Stored = bytes  # by another name: `bytes` is that of a field below
+Hash = bytes
 
 
 CREATE = "run `flask idempotency create-table`"
@@ -105,13 +106,13 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One record, without its key and its response. ``key`` is 16 hex digits of the key's hash.
+    """One record, without its key and its response.
 
-    ``version`` is another one after each attempt, lease, end and decision. It holds the owner's token,
-    so it is not shown.
+    ``hash`` is the key's, by which its record is found. ``version`` is another one after each attempt,
+    lease, end and decision. It holds the owner's token, so it is not shown.
     """
 
-    key: str
+    hash: Hash = field(repr=False)
     operation: str
     state: str
     attempt: int
@@ -122,6 +123,11 @@ class Line:
     expires: Time | None
     expired: bool
     version: str = field(default="", repr=False)
+
+    @property
+    def key(self) -> str:
+        """The first 16 hex digits of the hash, which stand for the record."""
+        return self.hash[:8].hex()
 
     @property
     def waits(self) -> bool:
@@ -219,11 +225,11 @@ class Admin(Protocol):
     def overview(self) -> Overview:
         """Return what there is at a glance. Reads no more of a large table than of a small one."""
 
-    def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """Return the ``limit`` newest records, of one operation and in one state if these are given."""
+    def newest(self, name: str | None, state: str | None, limit: int, tail: bytes = b"") -> list[Line]:
+        """Return the ``limit`` newest records, of one operation and in one state if these are given.
 
-    def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """Return the same of the records whose key ends with ``tail``: see :meth:`belonging`."""
+        With ``tail`` only those whose key ends so: see :meth:`belonging`.
+        """
 
     def leased(self, state: str, limit: int) -> list[Line]:
         """Return the ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
@@ -233,9 +239,6 @@ class Admin(Protocol):
 
     def steps(self, start: bytes) -> list[StepLine]:
         """Return the finished steps of such a record, the earliest first, with their results."""
-
-    def key(self, start: bytes) -> bytes | None:
-        """Return the whole key of such a record."""
 
     def sealings(self) -> Counter[bytes | None]:
         """Count responses and results of steps that have not expired, by how they begin if encrypted.

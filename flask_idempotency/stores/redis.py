@@ -124,7 +124,7 @@ class Stored:
         record = self.record(status=None)  # its body may not have been read
         state = _OPEN.get(situation(record), record.state.value)
         return admin.Line(
-            self.key[:8].hex(),
+            self.key,
             record.name.encode().decode(),  # no half of a character, which nobody can show
             "observed" if record.owner.startswith(OBSERVED) else state,
             record.attempt,
@@ -336,14 +336,10 @@ class RedisAdmin:
         longest = max(waiting + again, default=None)
         return admin.Overview(tallies, False, len(running), len(waiting), longest, 0, None)
 
-    def newest(self, name: str | None, state: str | None, limit: int) -> list[admin.Line]:
-        """Return the newest records."""
-        return self.of_scope(b"", name, state, limit)
-
-    def of_scope(
-        self, tail: bytes, name: str | None, state: str | None, limit: int
+    def newest(
+        self, name: str | None, state: str | None, limit: int, tail: bytes = b""
     ) -> list[admin.Line]:
-        """Return the newest records of a scope."""
+        """Return the newest records."""
         lines = (line for line, _ in self._seen(end=tail) if name in (None, line.operation))
         fitting = (line for line in lines if state in (None, line.state))
         return nlargest(limit, fitting, key=attrgetter("created"))
@@ -361,11 +357,6 @@ class RedisAdmin:
         """Return the finished steps."""
         stored = [json.dumps(each.fields["steps"]) for _, each in self._seen(start)]
         return [line for text in stored for line in admin.step_lines(text)]
-
-    def key(self, start: bytes) -> bytes | None:
-        """Return the whole key."""
-        found = list(islice(self._keys(start), 2))
-        return found[0] if len(found) == 1 else None
 
     def sealings(self) -> Counter[bytes | None]:
         """Count what is encrypted, by the key, and what is not."""

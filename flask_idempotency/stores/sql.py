@@ -35,11 +35,10 @@ class Dialect:
 
     ``now`` is the present time, ``after`` the one so many seconds later, ``since`` the seconds that
     have passed since a time, ``oldest`` those since the earliest of several, and ``later`` the function
-    for the later of two times. ``text`` is a time as text, in UTC, and ``digits`` are the first 16 of a
-    key's hash. ``result`` is that of a ``step`` of the column ``steps``; ``with_step`` and
-    ``with_entry`` are the columns ``steps`` and ``audit`` with one more in them. ``skip`` passes by
-    rows that others hold, and ``durably`` makes a commit wait for the disk. For an overview ``bounded``
-    limits the time, and ``sample`` what is read.
+    for the later of two times. ``text`` is a time as text, in UTC. ``result`` is that of a ``step`` of
+    the column ``steps``; ``with_step`` and ``with_entry`` are the columns ``steps`` and ``audit`` with
+    one more in them. ``skip`` passes by rows that others hold, and ``durably`` makes a commit wait for
+    the disk. For an overview ``bounded`` limits the time, and ``sample`` what is read.
     """
 
     now: str
@@ -48,7 +47,6 @@ class Dialect:
     oldest: str
     later: str
     text: str
-    digits: str
     result: str
     with_step: str
     with_entry: str
@@ -158,7 +156,7 @@ ON CONFLICT (key) DO NOTHING"""
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
        ELSE state END"""
         group = f"CAST(name AS text), CAST({state} AS text)"
-        line = f"""SELECT {dialect.digits}, {group}, attempt, status, length(body),
+        line = f"""SELECT key, {group}, attempt, status, length(body),
        {dialect.text.format("created_at")},
        CASE WHEN state <> 'in_progress' THEN {dialect.text.format("completed_at")} END,
        CASE WHEN lease_expires_at IS NULL THEN {dialect.text.format("expires_at")} END, {expired},
@@ -179,7 +177,6 @@ ON CONFLICT (key) DO NOTHING"""
  WHERE lease_expires_at IS NOT NULL AND {state} = %(state)s
  ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at"""
         self.starting = f"{line} {{table}} WHERE {starting} LIMIT 2"
-        self.key = f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2"
         self.notes = f"""SELECT CAST(steps AS text), CAST(audit AS text)
   FROM {{table}} WHERE {starting} LIMIT 1"""
 

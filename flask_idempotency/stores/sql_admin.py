@@ -107,15 +107,9 @@ class SqlAdmin:
         """Return how much of the table an overview reads."""
         return 100.0
 
-    def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
+    def newest(self, name: str | None, state: str | None, limit: int, tail: bytes = b"") -> list[Line]:
         """Return the newest records."""
-        return self._newest(name=name, state=state, limit=limit, every_scope=True, tail=b"")
-
-    def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """Return the newest records of a scope."""
-        return self._newest(name=name, state=state, limit=limit, every_scope=False, tail=tail)
-
-    def _newest(self, **values: Any) -> list[Line]:
+        values = {"name": name, "state": state, "limit": limit, "every_scope": not tail, "tail": tail}
         return [_line(row) for row in self._fetch(self._sql.newest, **values)]
 
     def leased(self, state: str, limit: int) -> list[Line]:
@@ -130,11 +124,6 @@ class SqlAdmin:
         """Return the finished steps."""
         rows = self._fetch(self._sql.notes, **_between(start))
         return step_lines(rows[0][0] if rows else None)
-
-    def key(self, start: bytes) -> bytes | None:
-        """Return the whole key."""
-        rows = self._fetch(self._sql.key, **_between(start))
-        return bytes(rows[0][0]) if len(rows) == 1 else None
 
     def sealings(self) -> Counter[bytes | None]:
         """Count what is encrypted, by the key, and what is not."""
@@ -535,6 +524,7 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     "int": _number,
     "int | None": _number,
     "bool": bool,  # which SQLite has not
+    "Hash": bytes,  # psycopg2 gives a memoryview
 }
 
 

@@ -47,7 +47,6 @@ SQL = Statements(
         oldest="(julianday('now') - min(julianday({}))) * 86400.0",
         later="max",
         text="{}",
-        digits="lower(substr(hex(key), 1, 16))",
         result="json_extract(step.value, '$.result')",
         with_step=f"""json_patch(coalesce(steps, json_object()), json_object(%(step)s,
          json_object('attempt', %(attempt)s, 'at', {NOW}, 'result', %(result)s)))""",

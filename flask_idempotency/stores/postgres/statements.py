@@ -43,7 +43,6 @@ SQL = Statements(
         # As text: it may be infinite, before the year 1 or after 9999. BC is written, AD is not.
         text="""coalesce(replace(
          to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
-        digits="encode(substring(key for 8), 'hex')",
         result="step.value->>'result'",
         with_step="""(coalesce(steps::jsonb, jsonb_build_object())
          || jsonb_build_object(%(step)s::text, jsonb_build_object('attempt', %(attempt)s::int,

@@ -87,7 +87,7 @@ def test_what_is_not_erased_is_not_told(shop, caplog):
     with shop.app.app_context():
         store = shop.app.extensions["idempotency"].records.admin()
         (line,) = store.newest(None, None, 9)
-        key = store.key(bytes.fromhex(line.key))
+        key = line.hash
         assert store.erase([key]) == store.erase([key], "another version") == 0
         assert [each.state for each in store.newest(None, None, 9)] == [line.state]
     assert shop.run("forget", "--scope", "user-7", "--yes").exit_code == 0

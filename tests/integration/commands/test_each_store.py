@@ -234,7 +234,7 @@ def test_what_a_scope_has_stored_is_erased_except_what_is_undecided(shop, store)
         found = records.belonging(scope_tail(None), None)
         assert (len(found.keys), found.left) == (3, {"interrupted": 1})
         assert len(records.belonging(scope_tail(None), "ok").keys) == 2
-        undecided = records.key(bytes.fromhex(key))
+        undecided = records.starting(bytes.fromhex(key))[0].hash
         assert records.erase([*found.keys, undecided, bytes(23)]) == 3
     left = [(line["key"], line["state"]) for line in shop.listed() if line["state"] != "erased"]
     assert left == [(key, "interrupted")]
@@ -244,7 +244,7 @@ def test_only_what_an_operator_has_seen_is_decided_or_erased(shop):
     key = shop.interrupt("dead")
     with shop.app.app_context():
         store = shop.app.extensions["idempotency"].records.admin()
-        full = store.key(bytes.fromhex(key))
+        full = store.starting(bytes.fromhex(key))[0].hash
         entry = AuditEntry("ann", "failed", "")
 
         def seen() -> str:
@@ -360,13 +360,13 @@ def test_the_records_of_a_scope_are_listed(shop):
     shop.post("/ok")
     with shop.app.app_context():
         store = shop.app.extensions["idempotency"].records.admin()
-        (line,) = store.of_scope(scope_tail(None), None, None, 9)
+        (line,) = store.newest(None, None, 9, scope_tail(None))
         assert line.operation == "ok"
-        (again,) = store.of_scope(scope_tail(None), "ok", "completed", 9)
+        (again,) = store.newest("ok", "completed", 9, scope_tail(None))
         assert again.key == line.key  # Redis tells what is left to a millisecond: the expiry may differ
-        assert store.of_scope(scope_tail(None), "other", None, 9) == []
-        assert store.of_scope(scope_tail(None), None, "failed", 9) == []
-        assert store.of_scope(scope_tail("bob"), None, None, 9) == []
+        assert store.newest("other", None, 9, scope_tail(None)) == []
+        assert store.newest(None, "failed", 9, scope_tail(None)) == []
+        assert store.newest(None, None, 9, scope_tail("bob")) == []
 
 
 def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
