@@ -36,7 +36,7 @@ class JoiningSession:
         """The operation's connection in place of its engine: see :meth:`OpenTransaction.bind_of`."""
         bind: Any = super().get_bind(*args, **kwargs)  # type: ignore[misc]
         running = innermost.get()
-        if isinstance(running, OpenTransaction) and running.has_joined(self):
+        if running is not None and isinstance(running, OpenTransaction) and running.has_joined(self):
             bind = running.bind_of(self, bind, kwargs)
         return bind  # type: ignore[no-any-return]
 
@@ -58,7 +58,8 @@ class JoiningSession:
 
 def install(sessions: Sessions) -> None:
     """Let sessions join operations, those that are made from now on."""
-    sessions.factory.class_ = _joining(sessions.factory.class_)
+    factory = sessions.factory
+    factory.class_ = _joining(factory.class_)
 
 
 def joining_session(sessions: Sessions) -> Session | None:

@@ -54,9 +54,9 @@ class Sessions:
         Flask-SQLAlchemy-Lite makes it if it was not there: nothing public tells.
         """
         found: Any = self._holder.session
-        if isinstance(found, Session) or found.registry.has():
-            return self.current()
-        return None
+        if isinstance(found, Session):
+            return found
+        return found.registry() if found.registry.has() else None
 
     def current(self) -> Session:
         """The same, made if need be."""

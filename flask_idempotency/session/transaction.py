@@ -86,13 +86,13 @@ innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=Non
 Not on the request: threads, tasks and greenlets that share one may each run operations.
 """
 
-_open: dict[int, ref[OperationTransaction]] = {}
-"""By the identity of SQLAlchemy's connection, which an operation's transaction keeps."""
+_open: dict[Connection, ref[OperationTransaction]] = {}
+"""By SQLAlchemy's connection, until the operation's transaction leaves that."""
 
 
 def transaction_of(connection: Connection) -> OperationTransaction | None:
     """The operation's transaction that is open on a connection, or None."""
-    found = _open.get(id(connection))
+    found = _open.get(connection)
     return None if found is None else found()
 
 
@@ -147,7 +147,7 @@ class OperationTransaction:
     def __post_init__(self) -> None:
         self._options = self.connection.engine.get_execution_options()
         self.raw.operation = ref(self)
-        _open[id(self.connection)] = self.raw.operation
+        _open[self.connection] = self.raw.operation
         self.over = None
         if not self.connection.in_transaction():
             self.connection.begin()
@@ -337,8 +337,10 @@ class OperationTransaction:
         return self.again is not None or self._is_used()
 
     def _is_used(self) -> bool:
-        has_chosen = self.connection.get_execution_options() != self._options
-        return has_chosen or self.is_failed() or any(each.did for each in self._savepoints)
+        for each in self._savepoints:
+            if each.did:
+                return True
+        return self.connection.get_execution_options() != self._options or self.is_failed()
 
     def is_failed(self) -> bool:
         """Return True if a statement has failed and nobody has rolled back, as far as one can tell."""
@@ -399,7 +401,7 @@ class OperationTransaction:
     def leave(self) -> None:
         """Leave the connection to whoever goes on with it."""
         self.over = LATE
-        _open.pop(id(self.connection), None)
+        _open.pop(self.connection, None)
         if self.raw.is_unsure and not (self.connection.invalidated or self.connection.closed):
             pooled: Any = self.connection.connection
             if isinstance(pooled.dbapi_connection, _Door):
@@ -464,7 +466,7 @@ def hook(engine: Engine, stray: Callable[[Connection, str], None]) -> None:
     # function calls.
     def execute(cursor: Any, statement: Any, *more: Any) -> None:
         root = more[-1].root_connection
-        found = _open.get(id(root)) if _open else None
+        found = _open.get(root) if _open else None
         if found is not None and (transaction := found()) is not None:
             transaction.before(cursor, statement)
         elif _open and innermost.get() is not None:

@@ -124,7 +124,8 @@ class Body:
         environ, known = request.environ, request.__dict__
         return (
             self._has_length
-            and self._length <= min(limit, PARSED_BYTES)
+            and self._length <= limit
+            and self._length <= PARSED_BYTES
             and self.media_type not in FORM_TYPES
             and "HTTP_CONTENT_ENCODING" not in environ  # the view may decode it
             and not ("stream" in known or "_cached_data" in known)
@@ -143,10 +144,9 @@ class Body:
         """Let the next reader find it in the stream again, unless the form has been parsed."""
         if not self._has_form(request):
             stream = request.environ["wsgi.input"] = io.BytesIO(self.data)
+            request.__dict__.pop("stream", None)  # who replaces the input later expects that it is read
             if not self._is_plain:
                 request.stream = stream
-            elif "stream" in request.__dict__:  # who replaces the input later expects that it is read
-                del request.stream
 
     def _bytes(self, request: Request, limit: int) -> bytes:
         """Read the bytes; none of a form that the application has parsed."""
