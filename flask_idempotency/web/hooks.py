@@ -22,7 +22,7 @@ from flask_idempotency.core.errors import ConfigurationError, Problem
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
 
-from .request import begin_request, existing_request, is_home
+from .request import Request, begin_request, is_home
 from .response import answer, keep_from_caches
 from .routes import (
     ROUTE,
@@ -71,7 +71,7 @@ def before(state: AppState, endpoint: str | None, _values: object) -> None:
 
 def after(state: AppState, response: Response) -> Response:
     """End an operation that waited for this; keep caches away from a replay."""
-    current = existing_request()
+    current: Request | None = getattr(present_request(), "_flask_idempotency", None)
     if current is None:
         return response
     if current.observation is not None:
@@ -91,7 +91,7 @@ def end(error: BaseException | None) -> None:
 
     A copy of its context, in a thread that the view started, ends nothing.
     """
-    current = existing_request()
+    current: Request | None = getattr(present_request(), "_flask_idempotency", None)
     if current is None or not (current.open_attempt or current.observation) or not is_home(current):
         return
     if current.open_attempt is not None:
