@@ -320,16 +320,19 @@ class Twins:
         back. A plain application that does the same must be equal; above the view, where the operation
         may have ended, also the usual one.
         """
-        with savepoints_unchecked(plain) as unchecked, settings_outlasting(plain) as kept:
-            again = observe(plain, program, "")
-        if again.is_broken or not (unchecked or kept):
-            return False
-        if not differences(program, again, protected):
-            return True
         above = [seen for seen in usual.first.run.seen if seen[0] in ("above", "after")]
-        inside = [seen for seen in again.first.run.seen if seen[0] in ("before", "view")]
-        again.first.run.seen = inside + above
-        return not differences(program, again, protected)
+        for parts in (("view", "above", "after"), ("view",)):
+            with savepoints_unchecked(plain) as unchecked, settings_outlasting(plain, parts) as kept:
+                again = observe(plain, program, "")
+            if again.is_broken or not (unchecked or kept):
+                return False
+            if not differences(program, again, protected):
+                return True
+            inside = [seen for seen in again.first.run.seen if seen[0] in ("before", "view")]
+            again.first.run.seen = inside + above
+            if not differences(program, again, protected):
+                return True
+        return False
 
     def _pair(self, isolation: str) -> tuple[Twin, Twin]:
         if isolation not in self._pairs:

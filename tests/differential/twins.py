@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -280,8 +280,8 @@ OUTLASTING = (
 
 
 @contextmanager
-def settings_outlasting(twin: Twin) -> Iterator[dict[str, str]]:
-    """What a view commits keeps its settings for the transactions behind it, as in an operation.
+def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str, str]]:
+    """What a view commits keeps its settings for transactions of these parts, as in an operation.
 
     The role comes last: another one may not be allowed to set the rest.
     """
@@ -297,7 +297,7 @@ def settings_outlasting(twin: Twin) -> Iterator[dict[str, str]]:
                 kept.update((name, value) for name, value in row.items() if value is not None)
 
     def after_begin(session: Session, transaction: Any, connection: Any) -> None:
-        if kept and not transaction.nested:
+        if kept and twin.run.part in parts and not transaction.nested:
             by = [sa.func.set_config(name, kept[name], True) for name in OUTLASTING if name in kept]
             connection.execute(sa.select(*by))
 
