@@ -60,6 +60,8 @@ for setting in OUT_OF_SIGHT:  # from there the record is not to be seen
     equal(f"{what}, and an error", setting, ADD, FLUSH, answer="raise")
 equal("a role that is laid down", do("set", "role"), ADD, FLUSH, do("set", "no role"), LATER, COMMIT)
 equal("local, and work above", do("set", "local tenant"), COMMIT, ADD, COMMIT, above=(LATER, COMMIT))
+BY_ANOTHER = do("by a second session", do("set", "local tenant"), COMMIT)
+equal("local, by a session inside one that has read", READ, ADD, BY_ANOTHER, COMMIT)
 equal("committed inside", do("nested, kept", do("set", "local tenant"), COMMIT), ADD, COMMIT)
 SET = do("set", "local tenant"), do("set", "mode")
 equal("settings of a transaction that only read", *SET, SHOW, COMMIT, SHOW, ADD, COMMIT)

@@ -286,6 +286,7 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
     The role comes last: another one may not be allowed to set the rest.
     """
     kept: dict[str, str] = {}
+    begun: set[Session] = set()
     keep = sa.select(*(sa.func.current_setting(name, True).label(name) for name in OUTLASTING))
 
     def before_commit(session: Session) -> None:
@@ -295,11 +296,18 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
             for connection in connections(session):
                 (row,) = connection.execute(keep).mappings()
                 kept.update((name, value) for name, value in row.items() if value is not None)
+            for other in begun - {session}:  # that has only read until then
+                for connection in connections(other):
+                    apply(connection)
+
+    def apply(connection: Any) -> None:
+        by = [sa.func.set_config(name, kept[name], True) for name in OUTLASTING if name in kept]
+        connection.execute(sa.select(*by))
 
     def after_begin(session: Session, transaction: Any, connection: Any) -> None:
+        begun.add(session)
         if kept and twin.run.part in parts and not transaction.nested:
-            by = [sa.func.set_config(name, kept[name], True) for name in OUTLASTING if name in kept]
-            connection.execute(sa.select(*by))
+            apply(connection)
 
     sa.event.listen(Session, "before_commit", before_commit)
     sa.event.listen(Session, "after_begin", after_begin)
