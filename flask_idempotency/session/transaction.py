@@ -311,8 +311,10 @@ class OperationTransaction:
         self.raw.is_unsure = True
         if self._savepoints:
             self._savepoints[-1].did = True
+        if self.is_failed():  # nothing can be sent before the view's rollback
+            return
         self.flush()
-        if not (self.raw.is_shown or self.is_failed()):
+        if not self.raw.is_shown:
             self.raw.show()
             pooled: Any = self.connection.connection
             pooled.dbapi_connection = _Door(self.raw.driver, partial(self.refuse, NOT_OURS))

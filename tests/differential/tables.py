@@ -88,6 +88,13 @@ REFUSED["a translated schema from before the view, and a session of its own read
     view=(do("in a session of its own", SHOW), do("insert", "a"), COMMIT), before=TRANSLATED[:1]
 )
 
+equal(
+    "the connection of a transaction that has failed",
+    do("send", "release savepoint s1"),
+    do("insert in a savepoint of the connection", "c"),
+    *(TRANSLATED[0], ROLLBACK, ADD, COMMIT),
+)
+
 # Tables, cursors, channels, statements and locks of the connection
 
 make, fill = do("make a temporary table", "for good"), do("fill the temporary table")

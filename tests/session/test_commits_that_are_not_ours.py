@@ -19,7 +19,7 @@ in_a_pipeline = Family(events=False, expect=Refused("pipeline"))
 kept = Family(
     events=False,
     expect=ByDesign(
-        "A connection that was kept over the session's commit still works",
+        "a connection kept over a commit still works",
         lambda outcome: [
             f"{step.label}: {step.notes} {step.rows['payment']}"
             for step in outcome.protected.steps
