@@ -131,7 +131,8 @@ class Idempotency:
         settings = read_settings(app.config, redis_given=client is not None)
         key = bind_of(sessions, settings)
         database = sessions.engines[key]
-        check_database(database, settings.store)
+        made_with = app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {} if key is None else {}
+        check_database(database, settings.store, made_with)
         # Without a table of ours, something must still stand for the bind whose writes are atomic.
         metadata = sessions.metadata_of(key)
         there = metadata if settings.has_table else MetaData(info=metadata.info)

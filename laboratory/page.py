@@ -90,7 +90,10 @@ def milliseconds(at: float, began: float) -> str:
 @cache
 def guarantee(number: str) -> str:
     """Its sentence, from the page of the guarantees."""
-    found = re.search(rf"^\| \*\*{number}\. (.*?) \|", GUARANTEES.read_text(), re.MULTILINE)
+    place = rf"{number}\." if number.isdigit() else rf"-(?= \*\*{number})"
+    found = re.search(
+        rf"^{place} (\*\*.*?)(?=^\d\. |^- |^$)", GUARANTEES.read_text(), re.MULTILINE | re.DOTALL
+    )
     assert found, f"no guarantee {number} in {GUARANTEES}"
-    plain = re.sub(r"\[(.*?)\]\(.*?\)|\*\*|`", r"\1", found[1])
-    return f"Guarantee {number}: {plain}"
+    plain = re.sub(r"\[(.*?)\]\(.*?\)|\*\*|`", r"\1", " ".join(found[1].split()))
+    return f"Guarantee {number}: {plain}" if number.isdigit() else plain

@@ -46,7 +46,9 @@ def create_app() -> Flask:
         app = without.create_app()
     else:
         app = example.create_app({"IDEMPOTENCY_LEASE": LEASE_SECONDS})
-        watched(app_state(app), note_point).__enter__()  # for as long as the process lives
+        # For as long as the process lives.
+        app.extensions["watching"] = watching = watched(app_state(app), note_point)
+        watching.__enter__()
     event.listen(Session, "after_flush", note_writes)
     event.listen(Session, "after_commit", after_commit)
     provider.charge = charging(provider.charge)

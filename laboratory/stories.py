@@ -246,7 +246,7 @@ _EACH = (
         "Kill the worker after a card charge",
         "Alice orders by card; the provider has charged it, and the worker is killed before it can note"
         " that. Her app retries.",
-        ("A", "C"),
+        ("No recorded step", "A late writer"),
         provider_charged,
         lanes(
             (2, "The retry was a new order, with a charge of its own."),

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Dialect, Engine, event, exc
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import (
+    ConfigurationError,
     IdempotencyError,
     NotAtomic,
     StoreUnavailable,
@@ -78,6 +79,10 @@ LATE = (
     " outside of its context: use a session or connection of its own there"
 )
 
+EARLIER = (
+    "the engine has a listener for do_execute, do_executemany or do_execute_no_params, which may"
+    " execute a statement before the extension has seen it: add it after idempotency.init_app()"
+)
 NOT_TEXT = "the view sent a statement that is no str, which only the driver can read: make it one"
 
 innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=None)
@@ -448,11 +453,21 @@ class _Door:
 _hooked: WeakSet[Dialect] = WeakSet()
 
 
+EXECUTE = ("do_execute", "do_executemany", "do_execute_no_params")
+"""The events of a dialect that come before each statement. A listener that returns True has executed
+it, and those behind it are not called. So ours must be the first; SQLAlchemy puts none in front."""
+
+
 def hook(engine: Engine, stray: Callable[[Connection, str], None]) -> None:
-    """Let the dialect's public verbs and events come here first; ``stray`` hears the others."""
+    """Let the dialect's public verbs and events come here first; ``stray`` hears the others.
+
+    Raises ``ConfigurationError`` if a listener for its statements is there already.
+    """
     dialect = engine.dialect
     if dialect in _hooked:
         return
+    if any(len(getattr(dialect.dispatch, name)) for name in EXECUTE):
+        raise ConfigurationError(EARLIER)
     _hooked.add(dialect)
     verbs = {
         "do_savepoint": partial(_about_savepoint, OperationTransaction.savepoint),
@@ -480,7 +495,7 @@ def hook(engine: Engine, stray: Callable[[Connection, str], None]) -> None:
             transaction.failed(context.original_exception)
 
     event.listen(dialect, "handle_error", failed)
-    for name in ("do_execute", "do_executemany", "do_execute_no_params"):
+    for name in EXECUTE:
         event.listen(dialect, name, execute)
 
 

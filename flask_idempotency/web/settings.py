@@ -21,7 +21,7 @@ from uuid import UUID
 from flask import Request, Response
 from sqlalchemy import Engine, SingletonThreadPool, StaticPool
 
-from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown, shown
+from flask_idempotency.core.errors import AUTOCOMMIT, ConfigurationError, ScopeUnknown, shown
 from flask_idempotency.core.fingerprint import parse_pointer
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.storable import is_stored_by_default
@@ -425,10 +425,10 @@ def bind_of(sessions: Sessions, settings: Settings) -> str | None:
     return key
 
 
-def check_database(engine: Engine, store: str) -> None:
+def check_database(engine: Engine, store: str, options: Mapping[str, Any]) -> None:
     """Raise ``ConfigurationError``, with the fix, for a database that the store does not support.
 
-    What cannot be known here, such as autocommit, is refused in the first request.
+    ``options`` are those that the engine was made with, as far as they are known.
     """
     where = "the URL of the records' database"
     if store == "redis":
@@ -444,6 +444,9 @@ def check_database(engine: Engine, store: str) -> None:
             " a driver that is not for asyncio: postgresql+psycopg2://user:password@host/database. For"
             " development, IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
         )
+    level = {**options, **engine.get_execution_options()}.get("isolation_level")
+    if str(level).upper() == "AUTOCOMMIT":
+        raise ConfigurationError(AUTOCOMMIT)
 
 
 def redis_prefix(settings: Settings, engine: Engine) -> str:

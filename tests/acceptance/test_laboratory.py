@@ -163,6 +163,7 @@ def test_the_time_line_of_a_killed_worker(client: FlaskClient) -> None:
         "commit row and response",
         "one row",
     )
+    assert [sign for sign in signs if sign not in line] == [], line
     places = [line.index(sign) for sign in signs]
     assert places == sorted(places)
     assert len(re.findall(r"[\d,]+ ms", line)) >= len(signs)

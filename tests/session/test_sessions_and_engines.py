@@ -6,7 +6,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from flask_idempotency import NotAtomic, RequestInProgress, current_operation, idempotent
+from flask_idempotency import RequestInProgress, current_operation, idempotent
+from flask_idempotency.core.errors import ConfigurationError
 from tests import sessions
 from tests.differential.harness import EQUAL, Either, Family, Refused
 from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Named, Sound
@@ -73,12 +74,11 @@ for what, before in {"nothing": None, "a read": reads}.items():
 
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "autocommit"])
-def test_an_engine_that_commits_each_statement_is_refused(level, make_world):
-    options = {"execution_options": {"isolation_level": level}}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options, PROPAGATE_EXCEPTIONS=True)
-    world.app.add_url_rule("/payments", "pay", idempotent(lambda: pays(world)), methods=["POST"])
-    with pytest.raises(NotAtomic, match="(?i)autocommit"):
-        world.post()
+@pytest.mark.parametrize("option", ["isolation_level", "execution_options"])
+def test_an_engine_that_commits_each_statement_is_refused_at_start(option, level, make_world):
+    given = {option: level} if option == "isolation_level" else {option: {"isolation_level": level}}
+    with pytest.raises(ConfigurationError, match="(?i)autocommit"):
+        make_world(SQLALCHEMY_ENGINE_OPTIONS=given)
 
 
 # Another session than the one that was joined, and binds that are given.

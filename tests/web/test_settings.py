@@ -366,3 +366,23 @@ def test_two_applications_share_our_table():
     Idempotency(*bare_app(), scope=None)
     one, two = (app.extensions["idempotency"].table for app in (first, second))
     assert one is two
+
+
+@pytest.mark.parametrize("name", ["do_execute", "do_executemany", "do_execute_no_params"])
+@pytest.mark.parametrize("target", ["the engine", "all engines"])
+def test_who_may_execute_statements_before_the_extension_sees_them_is_refused(target, name):
+    """What such a listener executes itself, no later one hears of: a COMMIT would double rows."""
+    app, db = bare_app()
+
+    def listener(*_arguments):
+        return False
+
+    with app.app_context():
+        engine = db.engine if target == "the engine" else sa.Engine
+    sa.event.listen(engine, name, listener)
+    try:
+        with pytest.raises(ConfigurationError, match="add it after idempotency.init_app"):
+            Idempotency().init_app(app, db, scope=None)
+    finally:
+        sa.event.remove(engine, name, listener)
+    Idempotency().init_app(app, db, scope=None)  # without it
