@@ -22,7 +22,7 @@ LONGEST_RESULT = 80
 @cli.command("create-table")
 @json_option
 def create_table() -> None:
-    """Create the table of the records and that of their steps, with indexes and fill factor.
+    """Create the table of the records, with indexes and fill factor.
 
     Creates no table of the application's own. If a table exists, creates the indexes that it lacks, and
     changes nothing else. Nobody can write to the table meanwhile: for one in use, check prints a

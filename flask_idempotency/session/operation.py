@@ -25,6 +25,11 @@ from .transaction import LATE, OperationTransaction, innermost
 
 T = TypeVar("T")
 
+CAUGHT = (
+    "a statement in an atomic step failed and its error was caught without db.session.rollback(), so"
+    " its transaction kept nothing of what was written before"
+)
+
 
 @dataclass
 class Operation:
@@ -267,8 +272,11 @@ class OpenTransaction(Running):
     def commit(self) -> None:
         """Commit what the function has left uncommitted in ``db.session``.
 
-        Raises SQLAlchemy's error if the session waits for a rollback, as any ``commit()`` does then.
+        Raises SQLAlchemy's error if the session waits for a rollback, as any ``commit()`` does then,
+        and ``NotAtomic`` where PostgreSQL makes a rollback of it and says nothing.
         """
+        if self.transaction.has_lost or self.transaction.is_failed():
+            self.transaction.refuse(CAUGHT)
         if self.has_leftovers() or not all(session.is_active for session in self._modes):
             self._databases.sessions.current().commit()
 

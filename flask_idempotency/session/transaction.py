@@ -91,13 +91,13 @@ innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=Non
 Not on the request: threads, tasks and greenlets that share one may each run operations.
 """
 
-_open: dict[Connection, ref[OperationTransaction]] = {}
+_open: dict[int, ref[OperationTransaction]] = {}
 """By SQLAlchemy's connection, until the operation's transaction leaves that."""
 
 
 def transaction_of(connection: Connection) -> OperationTransaction | None:
     """The operation's transaction that is open on a connection, or None."""
-    found = _open.get(connection)
+    found = _open.get(id(connection))
     return None if found is None else found()
 
 
@@ -124,7 +124,7 @@ class OperationTransaction:
     what a SELECT does. ``again`` refers to what begins the transaction once more, and locks the row:
     after a rollback of all of it, for a session that was in it before the view, and ``had_written`` or
     not. ``wrote`` says that a committed unit did more than
-    read; ``commits`` counts units.
+    read; ``commits`` counts units; ``has_lost`` says that one failed, and its commit kept nothing.
     ``running`` is who runs in it, if sessions joined. ``broken`` is why the operation can no longer
     commit, even if the view catches the error; ``over`` is why nothing more is to be sent.
     """
@@ -141,7 +141,7 @@ class OperationTransaction:
     broken: IdempotencyError | None = field(default=None, init=False)
     over: str | None = field(default=LATE, init=False)  # until it has begun
     running: Callable[[], Any] | None = field(default=None, init=False)
-    wrote = leaving = False
+    wrote = leaving = has_lost = False
     commits = 0
     error: BaseException | None = field(default=None, init=False)
     _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
@@ -152,7 +152,7 @@ class OperationTransaction:
     def __post_init__(self) -> None:
         self._options = self.connection.engine.get_execution_options()
         self.raw.operation = ref(self)
-        _open[self.connection] = self.raw.operation
+        _open[id(self.connection)] = self.raw.operation
         self.over = None
         if not self.connection.in_transaction():
             self.connection.begin()
@@ -214,6 +214,7 @@ class OperationTransaction:
 
     def _commit(self, unit: _Savepoint) -> None:
         if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
+            self.has_lost = True
             self.roll_back_to(unit.name)
             return
         if unit.did and self.deferred:
@@ -408,7 +409,7 @@ class OperationTransaction:
     def leave(self) -> None:
         """Leave the connection to whoever goes on with it."""
         self.over = LATE
-        _open.pop(self.connection, None)
+        _open.pop(id(self.connection), None)
         if self.raw.is_unsure and not (self.connection.invalidated or self.connection.closed):
             pooled: Any = self.connection.connection
             if isinstance(pooled.dbapi_connection, _Door):
@@ -483,7 +484,7 @@ def hook(engine: Engine, stray: Callable[[Connection, str], None]) -> None:
     # function calls.
     def execute(cursor: Any, statement: Any, *more: Any) -> None:
         root = more[-1].root_connection
-        found = _open.get(root) if _open else None
+        found = _open.get(id(root)) if _open else None
         if found is not None and (transaction := found()) is not None:
             transaction.before(cursor, statement)
         elif _open and innermost.get() is not None:

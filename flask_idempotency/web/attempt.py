@@ -357,6 +357,8 @@ class LeasedAttempt(Attempt):
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
         steps = Steps(self._state, operation, lease, execution.claim, binds)
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
+        if operation.attempt > 1:
+            steps.check_legible()
         # A callable is asked about what an operator has released, too.
         is_open = execution.was_interrupted and (self._asks or not execution.was_released)
         return self._on_interrupted(steps) if is_open else None

@@ -126,7 +126,7 @@ class Steps:
                 " On SQLite they block the step's record, so they were undone: call it with atomic=True"
             )
         try:
-            result = self._result(step, value)
+            result = self._result(f"step {step.name!r} was done, but its result", value)
         except StepError as error:
             failure = error
         try:
@@ -152,7 +152,9 @@ class Steps:
         try:
             with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
                 try:
-                    result = self._result(step, step.call(function))
+                    result = self._result(
+                        f"step {step.name!r} was undone: its result", step.call(function)
+                    )
                     joined.commit()
                 except Exception as error:
                     joined.raise_if_uncommittable(error)
@@ -165,12 +167,12 @@ class Steps:
             hold.abandon()
         return result
 
-    def _result(self, step: PresentStep, value: Any) -> bytes:
+    def _result(self, what: str, value: Any) -> bytes:
         """What a step has returned, as it is stored. Raises ``StepError`` if it cannot be."""
-        result = encoded(value, f"step {step.name!r} was done, but its result", StepError)
+        result = encoded(value, what, StepError)
         if self._bytes + len(result) > MAX_BYTES:
             raise StepError(
-                f"step {step.name!r} was done, but its result has {len(result):,} bytes: the results of"
+                f"{what} has {len(result):,} bytes: the results of"
                 f" an operation's steps may take {MAX_BYTES:,} together. Return what the next steps"
                 " need, and keep the rest in a table of your own"
             )
@@ -188,9 +190,7 @@ class Steps:
 
         Raises ``StepError`` for one that could not be stored, and where there is no room for another.
         """
-        if (recorded := self._recorded) is None:
-            recorded = self._recorded = self._lease.steps()
-            self._bytes = sum(len(result or b"") for result in recorded.values())
+        recorded = self._results()
         is_recorded, stored = name in recorded, recorded.get(name)
         if stored is not None:
             return self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
@@ -205,6 +205,22 @@ class Steps:
                 f" {MAX_BYTES:,} bytes already, and there is no room for another"
             )
         return None
+
+    def _results(self) -> dict[str, bytes | None]:
+        """What is recorded, as it is stored."""
+        if (recorded := self._recorded) is None:
+            recorded = self._recorded = self._lease.steps()
+            self._bytes = sum(len(result or b"") for result in recorded.values())
+        return recorded
+
+    def check_legible(self) -> None:
+        """Raise ``RecordBroken`` if what earlier attempts have recorded cannot be read.
+
+        Asked before the view runs again, as its own writes would be repeated up to its first step.
+        """
+        for name, stored in self._results().items():
+            if stored is not None:
+                self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
 
     def after_commit(self) -> list[Callable[[], object]]:
         """Where to put what is to be called after the commit: a step that fails drops its own."""

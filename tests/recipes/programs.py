@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,8 +180,11 @@ class Recipe:
         self._write(told if self.name == "curl" else json.dumps({"url": url, "order": order, **more}))
 
     def outcome(self) -> dict[str, Any]:
-        """What came of it."""
+        """What came of it, within two minutes: one that hangs must not hold up the others."""
+        watch = threading.Timer(120, self.process.kill)
+        watch.start()
         line = self.process.stdout.readline()
+        watch.cancel()
         if self.name != "curl":
             return json.loads(line)
         code, status, size, waits, said = line.rstrip("\n").split("|", 4)

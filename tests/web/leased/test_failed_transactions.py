@@ -1,6 +1,6 @@
 """A failed transaction in the session: a view that is not atomic keeps its response and its steps."""
 
-from contextlib import closing
+from contextlib import closing, suppress
 
 import psycopg2
 import pytest
@@ -74,6 +74,31 @@ def test_an_atomic_step_that_caught_an_error_without_a_rollback_is_not_recorded(
     assert world.post().status_code == 500
     assert steps(world) == []
     assert world.count() == 0
+
+
+@EACH
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_row_that_a_failed_statement_took_with_it_is_not_missing_in_silence(
+    world, add, caplog, commits
+):
+    """PostgreSQL makes a rollback of the commit, and says nothing."""
+
+    def save():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.flush()
+        with suppress(sa.exc.DBAPIError):
+            world.db.session.execute(sa.text("select 1/0"))
+        if commits:
+            world.db.session.commit()
+        return "saved"
+
+    def view():
+        return {"did": current_operation.step("save", save, atomic=True)}, 201
+
+    add(view)
+    assert world.post().status_code == 500
+    assert "its error was caught without db.session.rollback()" in caplog.text
+    assert (steps(world), world.count()) == ([], 0)
 
 
 PASSING = {

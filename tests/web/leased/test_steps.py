@@ -269,6 +269,23 @@ def test_results_are_sealed_where_responses_are(world, add_json, provider):
     assert len(provider.calls) == 1
 
 
+def test_without_the_key_of_a_recorded_step_the_view_does_not_run_again(make_world, provider):
+    runs, uri = [], None
+
+    def view():
+        runs.append(1)
+        current_operation.step("charge", provider.charge, 5)
+        raise Retryable
+
+    for keys in [b"k" * 32], [b"o" * 32]:
+        given = {} if uri is None else {"SQLALCHEMY_DATABASE_URI": uri}
+        world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=keys, **given)
+        uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
+        world.app.post("/payments", endpoint="pay")(idempotent(atomic=False)(view))
+        status = world.post().status_code
+    assert (status, runs, len(provider.calls)) == (500, [1], 1)
+
+
 @pytest.mark.parametrize("config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}])
 def test_a_result_that_somebody_writes_in_plain_is_not_used(world, add_json, provider, caplog):
     def view():
