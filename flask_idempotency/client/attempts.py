@@ -33,7 +33,7 @@ def give_key(header: str, method: str | None, headers: MutableMapping[str, str])
     """
     if method in {"POST", "PATCH"}:
         headers.setdefault(header, new_key())
-    if header in headers and not headers[header].strip():
+    if header in headers and not str(headers[header] or "").strip():
         raise ValueError(f"The header {header} is empty; allowed: a key, or no such header")
     return header in headers
 

@@ -329,3 +329,10 @@ class TestSignatures:
         session.post(server.url, data={"a": "b"})
         assert len(set(server.keys)) == 1
         assert len(set(seen)) == len(seen) == 2
+
+
+def test_a_key_that_is_none_is_refused_as_an_empty_one(server):
+    """It comes from an empty column."""
+    with pytest.raises(ValueError, match="^The header Idempotency-Key is empty"):
+        IdempotentSession().post(server.url, headers={"Idempotency-Key": None})
+    assert server.seen == []
