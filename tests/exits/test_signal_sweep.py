@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import linecache
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -118,8 +119,13 @@ def outside(world: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def new_garbage_only() -> Iterator[None]:
-    """A collection looks at what was made since: after thousands of tests each would take a second."""
-    gc.collect()
+    """A collection looks at what was made since: after thousands of tests each would take a second.
+
+    What it closes are sockets that a time-out of the test before has left: nobody else has them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
