@@ -50,7 +50,7 @@ def _in_statements(old: str, new: str, *names: str) -> None:
 def no_row_lock(_app: Flask) -> None:
     """Nobody locks the record's row, nor looks in the end whether it was still there to be changed."""
     counted = "pg_catalog.count(*)"
-    _in_statements(f"1 / {counted}::int", counted, "FINISH", "FINISH_LATE")
+    _in_statements(f"1 / {counted}::int", counted, "FINISH")
     _in_statements("FOR UPDATE SKIP LOCKED", "", "LOCK", "TAKE_OVER")
     before = PostgresHold.begin
     PostgresHold.begin = (  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def never_taken_over(_app: Flask) -> None:
 
 def answer_not_stored(_app: Flask) -> None:
     """The record stays "in progress"."""
-    _in_statements("state = 'completed', ", "", "FINISH", "FINISH_LATE")
+    _in_statements("state = %(state)s, ", "", "FINISH")
 
 
 def errors_kept(_app: Flask) -> None:

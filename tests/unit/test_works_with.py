@@ -41,7 +41,7 @@ works_with, platforms, extensions = map(script, ("works_with", "platforms", "ext
 
 def test_a_run_is_noted_if_it_was_of_all_tests(tmp_path):
     for name in (SCRIPT, PAGE):
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(TESTS)

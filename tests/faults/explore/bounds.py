@@ -64,7 +64,7 @@ def no_owner_compared(_app: object) -> None:
 
 def no_transaction_compared(_app: object) -> None:
     """FINISH does not ask whether this is still the transaction that locked the row."""
-    mutants._in_statements("pg_catalog.txid_current() = %(xid)s", "true", "FINISH", "FINISH_LATE")
+    mutants._in_statements("pg_catalog.txid_current() = %(xid)s", "true", "FINISH")
 
 
 def no_marker_over_anothers_lock(_app: object) -> None:

@@ -270,7 +270,7 @@ class World:
     def _is_after_expiry(self, name: str, *, view: bool = False) -> bool:
         """Whether an attempt claimed after the expiry, or its ``view`` outlasted the retention.
 
-        That begins again then (``FINISH_LATE``); the claim's own message is not counted.
+        That begins again then; the claim's own message is not counted.
         """
         expiry, claim = (
             self._at("clock", EXPIRE),
