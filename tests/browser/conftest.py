@@ -109,4 +109,4 @@ def page(chromium: Browser, url: str, scheme: Any, width: int) -> Iterator[Page]
     yield page
     context.close()
     # A browser says of each refusal that it is one.
-    assert [text for text in said if not re.search(r"status of 40[034] \(", text)] == []
+    assert [text for text in said if not re.search(r"status of 40[0349] \(", text)] == []
