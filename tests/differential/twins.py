@@ -290,7 +290,11 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
     keep = sa.select(*(sa.func.current_setting(name, True).label(name) for name in OUTLASTING))
 
     def before_commit(session: Session) -> None:
-        if twin.run.part != "view" or session.in_nested_transaction() or not session.in_transaction():
+        if (
+            twin.run.part not in parts
+            or session.in_nested_transaction()
+            or not session.in_transaction()
+        ):
             return
         with suppress(SQLAlchemyError):  # it has failed: nothing of it is kept
             for connection in connections(session):
