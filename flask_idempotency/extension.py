@@ -28,8 +28,8 @@ from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import own_pool
+from flask_idempotency.stores.in_test import RecordsInTest
 from flask_idempotency.stores.lock import RedisLock, client_from_url
-from flask_idempotency.stores.postgres.in_test import RecordsInTest
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.redis import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
@@ -150,9 +150,8 @@ class Idempotency:
         if settings.has_table:
             kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
             records = kind(database, table)
-        own, in_test = records, None
-        if isinstance(records, PostgresRecords):
-            own, in_test = records.apart(), partial(RecordsInTest, records)
+        own = records.apart() if isinstance(records, PostgresRecords) else records
+        in_test = partial(RecordsInTest, records) if settings.has_table else None
         engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
         databases = (app, sessions, key, database, table, records)
         given = (scope, settings, self._protected, self._exempt_endpoints)

@@ -64,7 +64,9 @@ def _class(name: str) -> type[RawConnection]:
 
 
 def class_of(dialect: Dialect) -> type[RawConnection]:
-    """The class for a driver for PostgreSQL. Raises ``ModuleNotFoundError`` if it is not installed."""
+    """The class for a driver. Raises ``ModuleNotFoundError`` if it is not installed."""
+    if dialect.name == "sqlite":
+        return _class("sqlite")
     return _class(dialect.driver if dialect.driver in NAMES else "any")
 
 

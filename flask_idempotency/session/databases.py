@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flask import Flask
-from sqlalchemy import Engine, QueuePool, Table
+from sqlalchemy import Connection, Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
 
-from .leftovers import has_written
+from .leftovers import has_written, of_tests
 from .sources import Sessions
 from .sqlalchemy_private import connections
 
@@ -42,6 +43,22 @@ class Databases:
             raise ConfigurationError(
                 f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
             ) from None
+
+    def connection_of_test(self) -> Connection | None:
+        """The connection to which a test of the application has bound ``db.session``, or None.
+
+        Its transaction is the test's, which rolls it back: only with ``app.testing`` may an operation
+        be part of that.
+        """
+        if not self.app.testing:
+            return None
+        bind: Any = self.engines[self.bind_key]
+        if isinstance(bind, Engine):
+            bind = self.sessions.current().bind
+        if not isinstance(bind, Connection):
+            return None
+        of_tests.add(bind)
+        return bind
 
     def blocks_records(self) -> bool:
         """Return True if ``db.session`` keeps the records from being written: SQLite has one writer."""

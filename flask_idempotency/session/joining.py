@@ -87,21 +87,6 @@ def _joining(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (JoiningSession, kind), {})
 
 
-def connection_of_test(databases: Databases) -> Connection | None:
-    """The connection to which a test of the application has bound ``db.session``, or None.
-
-    Its transaction is the test's, which rolls it back: only with ``app.testing`` may an operation be
-    part of that.
-    """
-    if not databases.app.testing:
-        return None
-    joining_session(databases.sessions)
-    bind: Any = databases.sessions.engines[databases.bind_key]
-    if isinstance(bind, Engine):
-        bind = databases.sessions.current().bind
-    return bind if isinstance(bind, Connection) else None
-
-
 def refuse_inside(databases: Databases) -> None:
     """Raise ``NotAtomic`` if an atomic view makes the present request to its own application."""
     outer = outer_transaction()

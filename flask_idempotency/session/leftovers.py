@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import NoReturn
+from weakref import WeakSet
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -23,6 +24,10 @@ HAS_WRITTEN = """SELECT txid_current_if_assigned() IS NOT NULL AND EXISTS (
       OR locktype = 'relation' AND mode <> 'AccessShareLock' AND relkind IS DISTINCT FROM 'S'))"""
 """Whether a transaction has changed or locked a row. It keeps the number that it was given for what was
 rolled back to a savepoint, and what it drew from sequences, but not the locks of that."""
+
+of_tests: WeakSet[Connection] = WeakSet()
+"""Connections to which a test has bound the sessions. What is written in its transaction is the test's,
+or was committed by a view."""
 
 COMMIT_THEM = (
     "commit them in the view, in a decorator or in an after_request function (a teardown is too late),"
@@ -64,7 +69,7 @@ def has_written(connection: Connection) -> bool:
     """
     if (transaction := transaction_of(connection)) is not None:
         return transaction.has_written()
-    if connection.invalidated or not connection.in_transaction():
+    if connection.invalidated or not connection.in_transaction() or connection in of_tests:
         return False
     if connection.dialect.name != "postgresql":
         return bool(getattr(connection.connection.driver_connection, "in_transaction", True))

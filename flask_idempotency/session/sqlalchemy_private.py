@@ -23,12 +23,18 @@ def connections(session: Session) -> set[Connection]:
 
 
 def begun_by(session: Session) -> list[SessionTransaction]:
-    """The transactions that the session has open, each inside the next one."""
-    found, transaction = [], session.get_nested_transaction() or session.get_transaction()
+    """The transactions that the session has open, each inside the next one.
+
+    A listener that calls ``begin_nested()`` when one ends may leave one behind whose root is gone.
+    """
+    found, transaction = [], session.get_nested_transaction()
     while transaction is not None:
         found.append(transaction)
         transaction = transaction.parent
-    return found
+    root = session.get_transaction()
+    if found and found[-1] is root:
+        return found
+    return [] if root is None else [root]
 
 
 def continue_nested(session: Session, connection: Connection) -> None:

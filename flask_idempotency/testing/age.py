@@ -11,6 +11,8 @@ from sqlalchemy import Column, DateTime, func, select, update
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.web.routes import app_state
 
+from .effects import connected
+
 
 def age(app: Flask, seconds: float | timedelta) -> None:
     """Make all records of an application older, as if so much time had passed since they were written.
@@ -24,7 +26,7 @@ def age(app: Flask, seconds: float | timedelta) -> None:
         raise ConfigurationError("age() cannot make records in Redis older: test with the store 'sql'")
     table = state.table
     passed = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
-    with state.engines[state.bind_key].begin() as connection:
+    with connected(state, state.bind_key) as connection:
         keys = list(connection.scalars(select(table.c.key).with_for_update(skip_locked=True)))
         times = [column for column in table.columns if isinstance(column.type, DateTime)]
         older = {time: _earlier(time, passed, connection.dialect.name) for time in times}

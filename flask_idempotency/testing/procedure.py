@@ -8,11 +8,12 @@ from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 from flask_idempotency.core.engine import Execution
+from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.web.routes import AppState, app_state
 
 from .comparison import differences
 from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint, armed
-from .effects import Counts, Effects, counter, difference
+from .effects import ONE_CONNECTION, Counts, Effects, connection_of_test, counter, difference
 from .operations import Operation, Outcome, Send, signals_noted
 from .watch import Point, watched
 
@@ -154,6 +155,8 @@ class Check:
 
     def run(self, duplicates: int) -> Any:
         """Send it in all the ways in which a client or a queue may; return what came back first."""
+        if duplicates and connection_of_test(self._state) is not None:
+            raise ConfigurationError(ONE_CONNECTION)
         with signals_noted(self._operation.app):
             return self._run(duplicates)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, cast
 from unittest.mock import patch
 
@@ -37,10 +38,10 @@ _execution: ContextVar[Execution | None] = ContextVar("flask_idempotency_watched
 def watched(state: AppState, watch: Watch) -> Iterator[None]:
     """Let ``watch`` know what happens in an application."""
     engine, session_class = state.engine, cast("Any", state.sessions.factory.class_)
-    inner_decide, inner_commit = engine.decide, session_class.commit
+    inner_commit, inner_of_test = session_class.commit, state.of_test
 
-    def decide(*args: Any, **options: Any) -> Decision:
-        execution = inner_decide(*args, **options)
+    def decide(inner_decide: Any, *args: Any, **options: Any) -> Decision:
+        execution: Decision = inner_decide(*args, **options)
         if isinstance(execution, Execution):
             execution.hold = _WatchedHold(execution.hold, watch, execution)
             _execution.set(execution)
@@ -57,7 +58,16 @@ def watched(state: AppState, watch: Watch) -> Iterator[None]:
         if execution and present_operation() is not None and state.sessions.present() is session:
             watch("in-view", execution)
 
-    with patch.object(engine, "decide", decide), patch.object(session_class, "commit", commit):
+    def of_test() -> Any:
+        if (found := inner_of_test()) is not None:
+            found[1].decide = partial(decide, found[1].decide)  # type: ignore[method-assign]
+        return found
+
+    with (
+        patch.object(engine, "decide", partial(decide, engine.decide)),
+        patch.object(state, "of_test", of_test),
+        patch.object(session_class, "commit", commit),
+    ):
         yield
 
 

@@ -75,8 +75,9 @@ class Observed(Subject):
         policy = "retry" if route.atomic else route.on_interrupted
 
         def decided() -> Decision:
-            found = found_for_old(state.observed_records, route, operation, claim)
-            return state.observer.decide(claim, on_interrupted=policy, found=found)
+            records, engine = state.of_test() or (state.observed_records, state.observer)
+            found = found_for_old(records, route, operation, claim)
+            return engine.decide(claim, on_interrupted=policy, found=found)
 
         decision = self._asked(decided)
         if isinstance(decision, Execution):

@@ -47,7 +47,7 @@ class AppState(Databases):
     sealer: Sealer
     engine: DecisionEngine
     own_records: Records  # the same, for what no request waits for: past the application's pool
-    in_test: Callable[[Any], Records] | None  # the same in the transaction of a test's connection
+    in_test: Callable[[Any], Any] | None  # the same in the transaction of a test's connection
     unobserved_until: float = 0.0  # by time.monotonic(), after a failure
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
@@ -67,6 +67,13 @@ class AppState(Databases):
         self.purge = Purge(self.own_records) if has_purge else None
         # Whether the database's encoding has all characters of a name: asked once for each.
         self.can_hold = lru_cache(self.records.can_hold)
+
+    def of_test(self) -> tuple[Records, DecisionEngine] | None:
+        """The same in the transaction of a test that has bound ``db.session`` to its connection."""
+        if self.in_test is None or (connection := self.connection_of_test()) is None:
+            return None
+        records = self.in_test(connection)
+        return records, DecisionEngine(records, Unlocked(), self.sealer, time)
 
 
 def states() -> list[AppState]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
@@ -27,10 +26,10 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
-from flask_idempotency.core.ports import Records, Unlocked
+from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim
 from flask_idempotency.flask_context import functions_after_request, needed_request
-from flask_idempotency.session.joining import connection_of_test, refuse_inside, to_continue
+from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, in_thread, running_operation
 
@@ -223,10 +222,10 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
 
 def _placed(state: AppState, route: Route, claim: Claim) -> tuple[Records, DecisionEngine, Claim]:
     """Where to claim, and the connection whose transaction an atomic operation is to continue."""
-    if state.in_test is not None and (test := connection_of_test(state)) is not None:
-        records = state.in_test(test)
-        engine = DecisionEngine(records, Unlocked(), state.sealer, time)
-        return records, engine, replace(claim, connection=test)
+    if (test := state.of_test()) is not None:
+        refuse_inside(state)
+        joining_session(state.sessions)
+        return *test, claim
     if not route.atomic:
         _refuse_open(state, claim)
     elif (connection := to_continue(state)) is not None:

@@ -10,12 +10,19 @@ import pytest
 import sqlalchemy as sa
 from flask_sqlalchemy import SQLAlchemy
 
-from tests.drivers import each_unless_named
 from tests.sessions import Plain
+
+STORES = {"psycopg2": "hybrid", "psycopg": "postgres", "sqlite": "sql"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    each_unless_named(metafunc)
+    if "recipe" in metafunc.fixturenames:
+        metafunc.parametrize("driver", STORES, indirect=True)
+
+
+@pytest.fixture
+def store(driver: str) -> str:
+    return STORES.get(driver, "postgres")
 
 
 @contextmanager
@@ -135,9 +142,12 @@ def recipe(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any], recipe: Callable[[Any], Any]) -> Any:
+def world(
+    make_world: Callable[..., Any], recipe: Callable[[Any], Any], store: str, tmp_path: Any
+) -> Any:
     """The application under test; Flask-SQLAlchemy's sessions, or a plain ``scoped_session``."""
-    world = make_world(db=Plain() if recipe is scoped_session_bound else SQLAlchemy())
+    url = {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"} if store == "sql" else {}
+    world = make_world(db=Plain() if recipe is scoped_session_bound else SQLAlchemy(), **url)
     world.app.testing = True
     return world
 

@@ -120,7 +120,7 @@ class Messages:
                 if code in NO_TABLE:  # it may have moved
                     self.forget_facts()
                 if not is_lost(driver_error, self.Error) and code != READ_ONLY:
-                    raise record_error(error, self.table.fullname, self.Error) from error
+                    raise self.error(error) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
                 # others are dead too. Those in use are not touched. One to a standby would never die
                 # by itself.
@@ -128,6 +128,10 @@ class Messages:
                 if not another_try:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
+
+    def error(self, error: Exception) -> Exception:
+        """Return what an error of the database, or of its driver, means."""
+        return record_error(error, self.table.fullname, self.Error)
 
     def borrowed(self) -> AbstractContextManager[RawConnection]:
         """A connection out of the pool, for messages of ours."""
