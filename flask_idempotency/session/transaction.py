@@ -70,10 +70,6 @@ FAILED = (
     "a statement in db.session had failed before the idempotent view began, and nobody had rolled back:"
     " call db.session.rollback() where the error is caught"
 )
-FAILED_INSIDE = (
-    "a statement of the view failed and its error was caught without db.session.rollback(), so the"
-    " transaction cannot commit"
-)
 UNDECIDED = (
     "a session of its own began on the operation's connection, where it might keep or undo other work"
     ' than without the extension: make it with join_transaction_mode="create_savepoint"'

@@ -12,13 +12,14 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 
-from flask_idempotency.core.errors import LeaseLost, NotAtomic, StoreUnavailable
-from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
+from flask_idempotency.core.errors import LeaseLost, NotAtomic
+from flask_idempotency.core.records import Claim, Record
+from flask_idempotency.core.rows import claim_values, record_of
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, raw_of
-from flask_idempotency.session.transaction import FAILED_INSIDE, NOT_OURS, OperationTransaction
+from flask_idempotency.session.transaction import OperationTransaction
 
 from .lease import Lease
+from .sqlite import SqliteHold
 
 _SAVEPOINT = "idempotency_operation"
 
@@ -37,7 +38,8 @@ class _Messages:
     alone = ""
 
     def __init__(self, usual: Any, connection: Connection) -> None:
-        self._usual, self.sql, self.connection = usual, usual.sql, connection
+        self.sql, self.prepared, self.error = usual.sql, usual.prepared, usual.error
+        self.connection = connection
 
     def raw(self) -> RawConnection:
         """The driver's connection, which another operation may have taken."""
@@ -58,66 +60,37 @@ class _Messages:
     def _send(self, template: str, values: dict[str, Any]) -> tuple[list[tuple[Any, ...]], int]:
         raw = self.raw()
         try:
-            return raw.send(self._usual.prepared(template), values)
+            return raw.send(self.prepared(template), values)
         except raw.Error as error:
-            raise self._usual.error(error) from error
+            raise self.error(error) from error
 
 
-class _Hold:
-    """An atomic operation that is ours, or a step, as a savepoint of a test's transaction."""
+class _Hold(SqliteHold):
+    """An operation, or a step, as a savepoint. That stays when it ends: others may be open in it."""
 
     def __init__(self, messages: _Messages, claim: Claim, attempt: int) -> None:
-        self._messages, self._claim, self.attempt = messages, claim, attempt
-        self._open, self._is_done = True, False
-        self.connection, raw = messages.connection, messages.raw()
+        connection, raw = messages.connection, messages.raw()
         raw.take(continues=True)
         raw.send(f"SAVEPOINT {_SAVEPOINT}")
-        has_constraints = self.connection.dialect.name == "postgresql"
-        self.transaction = OperationTransaction(
-            self.connection, raw, deferred=has_constraints, first=None
-        )
-        _running[self.connection] = claim.key
+        has_constraints = connection.dialect.name == "postgresql"
+        transaction = OperationTransaction(connection, raw, deferred=has_constraints, first=None)
+        super().__init__(messages, claim, transaction, attempt)
+        _running[connection] = claim.key
 
-    def explain(self, error: BaseException | None) -> Exception | None:  # noqa: ARG002
-        """Return what makes the operation void, whatever the error says."""
-        transaction = self.transaction
-        if transaction.broken is not None or not self._open:
-            return transaction.broken
-        if transaction.is_lost():
-            return StoreUnavailable()
-        return NotAtomic(NOT_OURS) if transaction.raw.status() == IDLE else None
-
-    def complete(self, response: StoredResponse) -> None:
-        """Store the response."""
-        self._finish(self._messages.sql.finish, response_values(response))
-
-    def record(self, step: str, result: bytes | None) -> None:
-        """Record the step."""
-        self._finish(self._messages.sql.record_step, step_values(step, self.attempt, result))
-
-    def _finish(self, template: str, values: dict[str, Any]) -> None:
-        try:
-            if found := self.explain(None):
-                raise found
-            if self.transaction.is_failed():
-                raise NotAtomic(FAILED_INSIDE)
-            self.transaction.flush()
-            if not self._messages.change(template, {**claim_values(self._claim), **values}):
-                raise LeaseLost
-            self._is_done = True
-        finally:
-            self.abandon()
+    def _commit(self) -> None:
+        """Leave the connection to the test."""
+        self._open = False
+        self.transaction.leave()
+        self.transaction.raw.leave()
+        _running.pop(self.transaction.connection, None)
 
     def abandon(self) -> None:
-        """Undo what the view did, unless it is done. Its savepoint stays: others may be open in it."""
+        """Undo what the view did, unless it is done."""
         if self._open:
-            self._open = False
-            self.transaction.leave()
+            self._commit()
             raw = self.transaction.raw
-            if not (self._is_done or self.transaction.is_lost() or raw.status() == IDLE):
+            if not (self.transaction.is_lost() or raw.status() == IDLE):
                 raw.send(f"ROLLBACK TO {_SAVEPOINT}")
-            raw.leave()
-            _running.pop(self.connection, None)
 
 
 class _Lease(Lease):
@@ -136,12 +109,9 @@ class RecordsInTest:
 
     def look(self, key: bytes) -> Record | None:
         """The record."""
-        fields = self._messages.sql.fields
-        texts = ", ".join(f"CAST({field} AS text)" for field in fields.values())
-        look = f"SELECT {texts}, fingerprint, body FROM {{table}} WHERE key = %(key)s"
-        rows = self._messages.fetch(look, {"key": key})
-        names = (*fields, "digest", "body")
-        return record_of(key, dict(zip(names, rows[0], strict=True))) if rows else None
+        sql = self._messages.sql
+        rows = self._messages.fetch(sql.look, {"key": key})
+        return record_of(key, dict(zip(sql.looked, rows[0], strict=True))) if rows else None
 
     def claim(self, claim: Claim) -> _Hold | _Lease | None:
         """Insert the record and hold it."""

@@ -85,6 +85,11 @@ class Statements:
             THEN {dialect.since.format("completed_at")} END""",
         }
 
+        # As texts: a driver may decode JSON.
+        texts = ", ".join(f"CAST({field} AS text)" for field in self.fields.values())
+        self.look = f"SELECT {texts}, fingerprint, body FROM {{table}} WHERE key = %(key)s"
+        self.looked = (*self.fields, "digest", "body")
+
         self.insert = f"""INSERT INTO {{table}}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
         lease_expires_at)

@@ -30,7 +30,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
 from flask_idempotency.drivers import sqlite
-from flask_idempotency.drivers.raw_connection import Values, give_back
+from flask_idempotency.drivers.raw_connection import IDLE, Values, give_back
 from flask_idempotency.session.transaction import FIRST, OperationTransaction
 
 from .admin import Admin, original
@@ -54,9 +54,6 @@ SQL = Statements(
          json_object('by', %(by)s, 'did', %(did)s, 'at', {NOW}, 'why', %(why)s))""",
     )
 )
-
-_LOOK = f"""SELECT {", ".join(SQL.fields.values())}, fingerprint, body
-  FROM {{table}} WHERE key = %(key)s"""
 
 POLL_SECONDS = 0.01
 """How often a waiting request looks: SQLite does not announce that its lock is free."""
@@ -211,10 +208,11 @@ class Messages:
 class SqliteHold:
     """An atomic operation that is ours, or a step: the one transaction that writes."""
 
-    def __init__(self, messages: Messages, claim: Claim, writing: _Writing, attempt: int) -> None:
+    def __init__(
+        self, messages: Any, claim: Claim, transaction: OperationTransaction, attempt: int
+    ) -> None:
         self.attempt, self._open = attempt, True
-        self._messages, self._claim = messages, claim
-        self.transaction = OperationTransaction(writing.connection, writing.raw)
+        self._messages, self._claim, self.transaction = messages, claim, transaction
 
     @classmethod
     def open(
@@ -228,7 +226,8 @@ class SqliteHold:
             if row is not None:
                 writing.raw.driver.execute(f"SAVEPOINT {FIRST}")
                 writing.raw.guard()
-                hold = cls(messages, claim, writing, row[0])
+                transaction = OperationTransaction(writing.connection, writing.raw)
+                hold = cls(messages, claim, transaction, row[0])
         except sqlite3.Error as error:
             raise messages.error(error) from error
         finally:
@@ -246,7 +245,7 @@ class SqliteHold:
         transaction = self.transaction
         if transaction.broken is None and transaction.is_lost():
             return StoreUnavailable()
-        if transaction.broken is None and not transaction.raw.driver.in_transaction:
+        if transaction.broken is None and transaction.raw.status() == IDLE:
             return NotAtomic(_ENDED_BY_STATEMENT)
         return transaction.broken
 
@@ -273,11 +272,14 @@ class SqliteHold:
             every = {**claim_values(self._claim), **values}
             if transaction.raw.send(messages.prepared(template), every)[1] == 0:
                 raise LeaseLost
-            transaction.commit("", {})
-        except (exc.SQLAlchemyError, sqlite3.Error) as error:
-            raise messages.error(original(error)) from error  # type: ignore[arg-type]
+            self._commit()
+        except (exc.SQLAlchemyError, transaction.raw.Error) as error:
+            raise messages.error(original(error)) from error
         finally:
             self.abandon()
+
+    def _commit(self) -> None:
+        self.transaction.commit("", {})
 
 
 class SqliteLease(Lease):
@@ -319,8 +321,9 @@ class SqliteRecords:
 
     def look(self, key: bytes) -> Record | None:
         """The record, in one plain read."""
-        rows = self.messages.fetch(_LOOK, {"key": key})
-        return record_of(key, dict(zip(_LOOKED, rows[0], strict=True))) if rows else None
+        rows = self.messages.fetch(self.messages.sql.look, {"key": key})
+        fields = self.messages.sql.looked
+        return record_of(key, dict(zip(fields, rows[0], strict=True))) if rows else None
 
     def claim(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         """Insert the record and commit that; then hold it."""
@@ -369,9 +372,6 @@ class SqliteRecords:
             return SqliteHold.open(self.messages, claim, _place(claim))
         rows = self.messages.fetch(SQL.attempt, claim_values(claim))
         return SqliteLease(self.messages, claim, attempt=rows[0][0]) if rows else None
-
-
-_LOOKED = (*SQL.fields, "digest", "body")
 
 
 def _rounds(seconds: float) -> Iterator[None]:

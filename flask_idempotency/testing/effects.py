@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from decimal import Decimal
 from typing import Any
@@ -13,11 +13,6 @@ from flask import has_app_context
 from sqlalchemy import Connection, Table, func, inspect, select
 
 from flask_idempotency.web.routes import AppState
-
-ONE_CONNECTION = (
-    "the kit sends duplicates at once, each on a connection of its own, but this test has bound"
-    " db.session to one connection: pass duplicates=0, or test without the fixture that rolls back"
-)
 
 Number = int | float | Decimal
 Effects = Callable[[], Number | Mapping[str, Number]]
@@ -30,13 +25,10 @@ def connection_of_test(state: AppState) -> Connection | None:
         return state.connection_of_test()
 
 
-@contextmanager
-def connected(state: AppState, bind: str | None) -> Iterator[Connection]:
+def connected(state: AppState, bind: str | None) -> AbstractContextManager[Connection]:
     """A transaction in one of the databases: the test's own, or another, which is committed."""
-    found: Any = connection_of_test(state) if bind == state.bind_key else None
-    found = found or state.engines[bind]
-    with nullcontext(found) if isinstance(found, Connection) else found.begin() as connection:
-        yield connection
+    found: Any = (bind == state.bind_key and connection_of_test(state)) or state.engines[bind]
+    return nullcontext(found) if isinstance(found, Connection) else found.begin()
 
 
 def counter(state: AppState, effects: Effects | None) -> Callable[[], Counts]:
@@ -104,7 +96,5 @@ def _rows(state: AppState) -> Callable[[], Counts]:
 
 def _existing(state: AppState, bind: str | None) -> list[Table]:
     """The tables of a bind that its database has: an application may test with some of them only."""
-    tables = state.sessions.metadata_of(bind).tables.values()
-    with connected(state, bind) as connection:
-        inspector = inspect(connection)
-        return [table for table in tables if inspector.has_table(table.name, table.schema)]
+    tables, inspector = state.sessions.metadata_of(bind).tables.values(), inspect(state.engines[bind])
+    return [table for table in tables if inspector.has_table(table.name, table.schema)]

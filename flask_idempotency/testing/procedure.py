@@ -13,7 +13,7 @@ from flask_idempotency.web.routes import AppState, app_state
 
 from .comparison import differences
 from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint, armed
-from .effects import ONE_CONNECTION, Counts, Effects, connection_of_test, counter, difference
+from .effects import Counts, Effects, connection_of_test, counter, difference
 from .operations import Operation, Outcome, Send, signals_noted
 from .watch import Point, watched
 
@@ -43,6 +43,10 @@ USED = (
 UNEXPECTED = (
     "Send what succeeds, or pass what is right: status=... or raises=.... If it conflicts with what"
     " an earlier request wrote, let each send other data."
+)
+ONE_CONNECTION = (
+    "duplicates at the same time need connections of their own, and this test has bound db.session to"
+    " one: pass duplicates=0, or test without the fixture that rolls back"
 )
 SWALLOWED = (
     "To most queues, a call that returns is done: if the first delivery dies now, nobody delivers the"

@@ -1,6 +1,6 @@
 """Tells which points an application's operations pass, for as long as a test asks for it.
 
-Nothing in the package knows of it: ``decide`` of the application's engine and ``commit`` of its
+Nothing in the package knows of it: ``decide`` of the engines and ``commit`` of the application's
 sessions are replaced by others that pass everything on, and put back afterwards.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Literal, cast
 from unittest.mock import patch
 
 from sqlalchemy.orm import Session
 
-from flask_idempotency.core.engine import Decision, Execution
+from flask_idempotency.core.engine import Decision, DecisionEngine, Execution
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.request import present_operation
 from flask_idempotency.web.routes import AppState
@@ -37,12 +36,14 @@ _execution: ContextVar[Execution | None] = ContextVar("flask_idempotency_watched
 @contextmanager
 def watched(state: AppState, watch: Watch) -> Iterator[None]:
     """Let ``watch`` know what happens in an application."""
-    engine, session_class = state.engine, cast("Any", state.sessions.factory.class_)
-    inner_commit, inner_of_test = session_class.commit, state.of_test
+    session_class = cast("Any", state.sessions.factory.class_)
+    inner_decide, inner_commit = DecisionEngine.decide, session_class.commit
 
-    def decide(inner_decide: Any, *args: Any, **options: Any) -> Decision:
-        execution: Decision = inner_decide(*args, **options)
-        if isinstance(execution, Execution):
+    def decide(engine: DecisionEngine, *args: Any, **options: Any) -> Decision:
+        execution = inner_decide(engine, *args, **options)
+        # Each application has its own sealer, and one more engine in a test that rolls back.
+        is_ours = engine.sealer is state.sealer and engine is not state.observer
+        if is_ours and isinstance(execution, Execution):
             execution.hold = _WatchedHold(execution.hold, watch, execution)
             _execution.set(execution)
             try:
@@ -58,14 +59,8 @@ def watched(state: AppState, watch: Watch) -> Iterator[None]:
         if execution and present_operation() is not None and state.sessions.present() is session:
             watch("in-view", execution)
 
-    def of_test() -> Any:
-        if (found := inner_of_test()) is not None:
-            found[1].decide = partial(decide, found[1].decide)  # type: ignore[method-assign]
-        return found
-
     with (
-        patch.object(engine, "decide", partial(decide, engine.decide)),
-        patch.object(state, "of_test", of_test),
+        patch.object(DecisionEngine, "decide", decide),
         patch.object(session_class, "commit", commit),
     ):
         yield

@@ -21,10 +21,15 @@ OF_DB, OF_SESSION = [
 TABLES = "payment", "idempotency_record"
 
 
+@pytest.mark.parametrize("on_sqlite", [False, True])
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_fixture_rolls_a_request_and_its_record_back(postgres, plain):
-    app, url = Flask(__name__), postgres.database(f"fixture_{plain}".lower())
+def test_a_fixture_rolls_a_request_and_its_record_back(postgres, plain, on_sqlite, tmp_path):
+    app, url = Flask(__name__), f"sqlite:///{tmp_path}/test.db"
     app.testing = True
+    if on_sqlite:
+        app.config["IDEMPOTENCY_STORE"] = "sql"
+    else:
+        url = postgres.database(f"fixture_{plain}".lower())
     if plain:
         engine, base = sa.create_engine(url), orm.declarative_base()
         session = orm.scoped_session(orm.sessionmaker(engine))

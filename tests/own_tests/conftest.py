@@ -15,14 +15,9 @@ from tests.sessions import Plain
 STORES = {"psycopg2": "hybrid", "psycopg": "postgres", "sqlite": "sql"}
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "recipe" in metafunc.fixturenames:
-        metafunc.parametrize("driver", STORES, indirect=True)
-
-
 @pytest.fixture
-def store(driver: str) -> str:
-    return STORES.get(driver, "postgres")
+def store(request: pytest.FixtureRequest, driver: str) -> str:
+    return getattr(request, "param", STORES.get(driver, "postgres"))
 
 
 @contextmanager
@@ -126,19 +121,25 @@ def savepoint_of_the_connection(world: Any) -> Iterator[sa.Connection]:
             sa.event.remove(session, "after_transaction_end", begin_again)
 
 
-RECIPES = [
-    engine_replaced,
-    engine_replaced_and_savepoints,
-    engine_and_session_replaced,
-    scoped_session_bound,
-    savepoint_of_the_session,
-    savepoint_of_the_connection,
-]
+RECIPES = {
+    engine_replaced: "psycopg2",
+    engine_replaced_and_savepoints: "psycopg",
+    engine_and_session_replaced: "psycopg2",
+    scoped_session_bound: "psycopg",
+    savepoint_of_the_session: "psycopg2",
+    savepoint_of_the_connection: "psycopg",
+}
+"""With the driver that each is tested on, beside SQLite's."""
 
 
-@pytest.fixture(params=RECIPES, ids=lambda recipe: recipe.__name__)
-def recipe(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    return request.param
+def with_recipes(*recipes: Callable[[Any], Any]) -> pytest.MarkDecorator:
+    """For a test with these recipes, on PostgreSQL and on SQLite."""
+    found = {
+        f"{recipe.__name__}-{driver}": (recipe, driver)
+        for recipe in recipes
+        for driver in (RECIPES[recipe], "sqlite")
+    }
+    return pytest.mark.parametrize(("recipe", "driver"), found.values(), ids=found, indirect=["driver"])
 
 
 @pytest.fixture

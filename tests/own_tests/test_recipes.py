@@ -11,12 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
-from flask_idempotency.testing import age, assert_idempotent, every_crash
-from tests.own_tests.conftest import RECIPES, engine_replaced, savepoint_of_the_session
+from flask_idempotency.testing import age, assert_idempotent, crash_at, every_crash
+from tests.own_tests.conftest import RECIPES, engine_replaced, savepoint_of_the_session, with_recipes
 
-ROLLBACKS_LEAVE_IT = [
-    each for each in RECIPES if each not in (engine_replaced, savepoint_of_the_session)
-]
+EACH = with_recipes(*RECIPES)
+
+ROLLBACKS_LEAVE_IT = with_recipes(
+    *(each for each in RECIPES if each not in (engine_replaced, savepoint_of_the_session))
+)
 """In the other two a view's rollback() ends the test's transaction, also without the extension."""
 
 
@@ -68,13 +70,14 @@ def undo(shop):
     shop.db.session.rollback()
 
 
+@EACH
 def test_without_the_extension_the_recipe_works(shop, connection):
     begin(connection)
     assert [shop.post("/plain").status_code for _ in range(2)] == [201, 201]
     assert amounts(connection) == [5, 5]
 
 
-@pytest.mark.parametrize("recipe", ROLLBACKS_LEAVE_IT, ids=lambda recipe: recipe.__name__)
+@ROLLBACKS_LEAVE_IT
 def test_without_the_extension_a_rollback_leaves_the_rest(shop, connection):
     begin(connection)
     shop.post("/plain")
@@ -83,6 +86,7 @@ def test_without_the_extension_a_rollback_leaves_the_rest(shop, connection):
     assert amounts(connection) == [5, 5]
 
 
+@EACH
 def test_first_request_replay_and_changed_body(shop, connection, assert_replayed, assert_problem):
     first = shop.post()
     assert (first.status_code, first.json) == (201, {"run": 1})
@@ -95,6 +99,7 @@ def test_first_request_replay_and_changed_body(shop, connection, assert_replayed
     assert states.all() == ["completed"]
 
 
+@EACH
 def test_two_tests_one_after_another_know_nothing_of_each_other(shop, recipe):
     for run in 1, 2:
         with recipe(shop) as connection:
@@ -103,6 +108,7 @@ def test_two_tests_one_after_another_know_nothing_of_each_other(shop, recipe):
         assert (shop.count(), shop.records()) == (0, [])
 
 
+@EACH
 def test_then_the_application_works_as_ever(shop, recipe, assert_replayed):
     with recipe(shop):
         shop.post()
@@ -114,6 +120,7 @@ def test_then_the_application_works_as_ever(shop, recipe, assert_replayed):
         assert shop.db.engine.pool.checkedout() == 0
 
 
+@EACH
 def test_several_operations_in_one_test(shop, connection, assert_replayed):
     """Of both kinds, with a plain request and a job between them, and with rows of the test's own."""
     session = shop.db.session
@@ -145,6 +152,7 @@ def test_several_operations_in_one_test(shop, connection, assert_replayed):
 
 
 @pytest.mark.parametrize("path", ["/payments", "/orders"])
+@EACH
 def test_the_test_has_used_the_session_before(shop, connection, path, assert_replayed):
     begin(connection)
     shop.db.session.add(shop.Payment(amount=3))
@@ -156,6 +164,7 @@ def test_the_test_has_used_the_session_before(shop, connection, path, assert_rep
     assert amounts(connection) == [3, 5 if path == "/payments" else 7]
 
 
+@EACH
 def test_a_job_that_is_not_atomic(shop, connection):
     """What it has committed counts as that, and is not taken for changes that it left."""
     begin(connection)
@@ -172,6 +181,7 @@ def test_a_job_that_is_not_atomic(shop, connection):
     assert (run(), run(), amounts(connection)) == ("done", "done", [9])
 
 
+@EACH
 def test_what_is_observed_is_rolled_back_too(shop, connection):
     shop.app.extensions["idempotency"].settings = replace(
         shop.app.extensions["idempotency"].settings, enforce=False
@@ -180,29 +190,43 @@ def test_what_is_observed_is_rolled_back_too(shop, connection):
     assert amounts(connection) == [5, 5]
 
 
+@EACH
 def test_age_and_the_records_grow_old(shop, connection):
     shop.post()
     age(shop.app, timedelta(days=2))
     assert shop.post().json == {"run": 2}
 
 
-@pytest.mark.parametrize("path", ["/payments", "/orders"])
-def test_the_kit_finds_one_effect(shop, connection, path):
-    rows = lambda: shop.db.session.query(shop.Payment).count()  # noqa: E731
-    for effects in None, rows:
-        send = {"json": {"amount": 5}, "headers": {"X-User": "alice"}, "effects": effects}
-        assert_idempotent(shop.client, "POST", path, duplicates=0, **send)
+@EACH
+def test_the_kit_finds_one_effect(shop, connection):
+    count = lambda: shop.db.session.query(shop.Payment).count()  # noqa: E731
+    for path, effects in {"/payments": None, "/orders": count}.items():
         for crash in every_crash(shop.app):
             with crash:
+                send = {"json": {"amount": 5}, "headers": {"X-User": "alice"}, "effects": effects}
                 assert_idempotent(shop.client, "POST", path, duplicates=0, **send)
 
 
+@EACH
+def test_the_kit_finds_a_second_effect(shop, connection):
+    """A view that is called again after a crash, and has called its provider each time."""
+    shop.first = lambda: shop.charges.append(5)
+    shop.charges = []
+    send = {"json": {"amount": 5}, "headers": {"X-User": "alice"}}
+    with crash_at("before-commit", shop.app), pytest.raises(AssertionError, match="rose by 2, not"):
+        assert_idempotent(
+            shop.client, "POST", "/payments", duplicates=0, effects=lambda: len(shop.charges), **send
+        )
+
+
+@EACH
 def test_duplicates_at_once_are_refused_by_name(shop, connection):
     with pytest.raises(ConfigurationError, match="duplicates=0"):
         assert_idempotent(shop.client, "POST", "/payments", headers={"X-User": "alice"})
     assert shop.runs == []
 
 
+@EACH
 def test_two_operations_at_once_are_refused_by_name(shop, connection, background, gate):
     shop.during, shop.app.config["PROPAGATE_EXCEPTIONS"] = gate, True
     first = background(shop.post)
@@ -214,6 +238,7 @@ def test_two_operations_at_once_are_refused_by_name(shop, connection, background
     assert amounts(connection) == [5]
 
 
+@EACH
 def test_a_rollback_of_the_view_is_its_own(shop, connection, assert_replayed):
     shop.post(key="key-0")
     shop.first = lambda: undo(shop)
@@ -223,6 +248,7 @@ def test_a_rollback_of_the_view_is_its_own(shop, connection, assert_replayed):
     assert amounts(connection) == [5, 5]
 
 
+@EACH
 def test_what_is_left_at_the_end_is_not_committed(shop, connection):
     shop.post(key="key-0")
     shop.first, shop.status = lambda: undo(shop), 400
@@ -231,6 +257,7 @@ def test_what_is_left_at_the_end_is_not_committed(shop, connection):
     assert amounts(connection) == [5, 5]
 
 
+@EACH
 def test_an_error_undoes_what_the_view_has_committed_and_the_key_may_try_again(shop, connection):
     shop.post(key="key-0")
     shop.status = 500
@@ -241,6 +268,7 @@ def test_an_error_undoes_what_the_view_has_committed_and_the_key_may_try_again(s
     assert (shop.runs, amounts(connection)) == ([1, 1, 2], [5, 5])
 
 
+@EACH
 def test_an_error_of_the_database_harms_nobody_else(shop, connection):
     shop.app.config["PROPAGATE_EXCEPTIONS"] = False
     shop.post(key="key-0")
@@ -251,6 +279,7 @@ def test_an_error_of_the_database_harms_nobody_else(shop, connection):
     assert amounts(connection) == [5, 5]
 
 
+@EACH
 def test_a_duplicate_meets_the_first_request(shop, connection, background, gate, assert_problem):
     """It has no connection but the one that the first request works on."""
     shop.during = gate
@@ -265,6 +294,7 @@ def test_a_duplicate_meets_the_first_request(shop, connection, background, gate,
 
 
 @pytest.mark.parametrize("path", ["/payments", "/orders"])
+@EACH
 def test_outside_of_tests_it_is_refused_by_name(shop, recipe, path, caplog):
     """A server whose session works in somebody else's transaction would lose what it confirmed."""
     shop.app.testing = False

@@ -22,13 +22,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, checked_out, give_back, raw_of
-from flask_idempotency.session.transaction import (
-    ABORTED,
-    FAILED,
-    FAILED_INSIDE,
-    LASTING,
-    OperationTransaction,
-)
+from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
 from flask_idempotency.session.transaction import NOT_OURS as ENDED_PAST_US
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
@@ -263,7 +257,10 @@ class PostgresHold:
             )
         code = sqlstate(error) or ""
         if code == ABORTED:
-            return NotAtomic(FAILED_INSIDE)
+            return NotAtomic(
+                "a statement of the view failed and its error was caught without"
+                " db.session.rollback(), so the transaction cannot commit"
+            )
         if code in (DIVISION_BY_ZERO, "3B001"):  # a unit's savepoint ended with its transaction
             self.abandon()
             return self._successor()
