@@ -86,8 +86,8 @@ class Statements:
         }
 
         # As texts: a driver may decode JSON.
-        texts = ", ".join(f"CAST({field} AS text)" for field in self.fields.values())
-        self.look = f"SELECT {texts}, fingerprint, body FROM {{table}} WHERE key = %(key)s"
+        self.texts = ", ".join(f"CAST({field} AS text)" for field in self.fields.values())
+        self.look = f"SELECT {self.texts}, fingerprint, body FROM {{table}} WHERE key = %(key)s"
         self.looked = (*self.fields, "digest", "body")
 
         self.insert = f"""INSERT INTO {{table}}

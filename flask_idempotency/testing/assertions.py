@@ -56,7 +56,9 @@ def assert_idempotent(
     * ``timeout`` is how many seconds each request may take, before it counts as one that never returns.
 
     Returns the first response. Raises ``AssertionError``, which says what differs and where to look,
-    and ``TypeError`` if ``effects`` counts no numbers, or ``client`` is no test client.
+    ``TypeError`` if ``effects`` counts no numbers, or ``client`` is no test client, and
+    ``ConfigurationError`` if the test has bound ``db.session`` to one connection, which can carry no
+    ``duplicates`` at the same time: pass 0.
     """
     if not isinstance(client, FlaskClient):
         raise TypeError(f"client must be a test client, app.test_client(). This is {kind_of(client)}")

@@ -67,8 +67,7 @@ SQL = Statements(
 
 # One array in place of as many columns: psycopg2 decodes the name of each column in Python, which takes
 # longer than all values.
-_FIELDS = ", ".join(f"CAST({field} AS text)" for field in SQL.fields.values())
-LOOK = f"""{BRIEFLY}SELECT ARRAY[{_FIELDS}], fingerprint, body
+LOOK = f"""{BRIEFLY}SELECT ARRAY[{SQL.texts}], fingerprint, body
   FROM {{table}} WHERE key = %(key)s"""
 
 ECHO = "SELECT CAST(%(name)s AS text)"
