@@ -251,11 +251,11 @@ class SqliteHold:
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit."""
-        self._finish(SQL.finish, response_values(response))
+        self._finish(self._messages.sql.finish, response_values(response))
 
     def record(self, step: str, result: bytes | None) -> None:
         """Record the step and commit."""
-        self._finish(SQL.record_step, step_values(step, self.attempt, result))
+        self._finish(self._messages.sql.record_step, step_values(step, self.attempt, result))
 
     def abandon(self) -> None:
         """Roll back."""
