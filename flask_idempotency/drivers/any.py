@@ -53,6 +53,7 @@ class Connection(RawConnection):
     messages that the server has no code for.
     """
 
+    guards_itself = False
     _is_lost = False
 
     def is_lost(self) -> bool:

@@ -93,6 +93,9 @@ class RawConnection:
     sees_texts = True
     """Whether the driver notices that a text has ended a transaction that it began itself."""
 
+    guards_itself = True
+    """Whether the driver refuses to end a transaction that was shown to it."""
+
     operation: Callable[[], Any] = bool
     continues = False  # the transaction on it was begun by the driver, which is also to end it
     is_unsure = False  # something was sent that may have ended what is prepared

@@ -88,12 +88,13 @@ def _joining(kind: type[Any]) -> type[Any]:
 
 
 def refuse_inside(databases: Databases) -> None:
-    """Raise ``NotAtomic`` if an atomic view makes the present request to its own application."""
+    """Raise ``NotAtomic``, in both, if an atomic view makes the present request to its application."""
     outer = outer_transaction()
     if outer is not None and outer.transaction.connection.engine.pool is databases.database.pool:
-        raise NotAtomic(
+        outer.transaction.refuse(
             f"the view of {outer.operation.name} made a request to its own application for another"
-            " operation, which could not commit with it: call the function, or make the view not atomic"
+            " operation, which could not commit with it: call that view's function, or make the first"
+            " view not atomic"
         )
 
 

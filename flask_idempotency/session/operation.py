@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 from sqlalchemy import Connection, Engine
@@ -26,8 +26,8 @@ from .transaction import LATE, OperationTransaction, innermost
 T = TypeVar("T")
 
 CAUGHT = (
-    "a statement in an atomic step failed and its error was caught without db.session.rollback(), so"
-    " its transaction kept nothing of what was written before"
+    "a statement failed and its error was caught without db.session.rollback(), so its transaction"
+    " kept nothing of what was written before"
 )
 
 
@@ -228,7 +228,13 @@ class OpenTransaction(Running):
             return bind
         if engine.pool is not pool:
             if self._context is present_context() and engine not in self.other_binds:
-                self._refuse_other(engine)
+                transaction.refuse(
+                    f"a session of the view of {self.operation.name} uses another bind, the database"
+                    f" {engine.url.database}, which cannot commit with the record. A get_bind() of your"
+                    " own must return what super().get_bind() returns while current_operation is there."
+                    " If a lost or doubled write does no harm, make it a bind of the application, and"
+                    " name that in other_binds"
+                )
             return bind
         has_begun = connection in found
         is_elsewhere = found and not has_begun and any(each.engine.pool is pool for each in found)
@@ -244,15 +250,6 @@ class OpenTransaction(Running):
         else:
             transaction.begins(session, bind.get_execution_options())
         return connection
-
-    def _refuse_other(self, engine: Engine) -> NoReturn:
-        keys = [key for key, each in self._databases.engines.items() if each.pool is engine.pool]
-        self.transaction.refuse(
-            f"a session of the view of {self.operation.name} uses another bind, the database"
-            f" {engine.url.database}, which cannot commit with the record. A get_bind() of your"
-            " own must return what super().get_bind() returns while current_operation is there. If a"
-            f" lost or doubled write does no harm, name the bind, {keys}, in other_binds"
-        )
 
     def __enter__(self) -> OpenTransaction:
         return self
@@ -317,6 +314,8 @@ class OpenTransaction(Running):
         self.raise_if_uncommittable(None)
         has_left = not is_settled and self.has_leftovers()
         if has_left and status is not None and status < 400:
+            if not all(session.is_active for session in self._modes):
+                raise NotAtomic(CAUGHT)
             raise NotAtomic(
                 f"the view of {self.operation.name} responded with {status} and left changes in"
                 f" db.session that nobody committed: {COMMIT_THEM}"

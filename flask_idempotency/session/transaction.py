@@ -322,8 +322,9 @@ class OperationTransaction:
         self.flush()
         if not self.raw.is_shown:
             self.raw.show()
-            pooled: Any = self.connection.connection
-            pooled.dbapi_connection = _Door(self.raw.driver, partial(self.refuse, NOT_OURS))
+            if not self.raw.guards_itself:
+                pooled: Any = self.connection.connection
+                pooled.dbapi_connection = _Door(self.raw.driver, partial(self.refuse, NOT_OURS))
 
     def has_written(self) -> bool:
         """Return True if an open unit has changed or locked a row: asks the server, if it may have.

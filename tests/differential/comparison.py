@@ -148,8 +148,9 @@ def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
         yield from _unequal("rows of a refused request", nothing_done(first.run), by_view(first.rows))
     if not program.before:
         yield from protected.leaves(plain)
-    # What stays on a connection, such as a prepared statement, may stop the retry earlier.
-    is_comparable = not (program.before or protected.lines)
+    # What stays on a connection, such as a prepared statement, may stop the retry earlier, and what is
+    # done above the view a second time may fail.
+    is_comparable = not (program.before or protected.lines or retry.run.failed_outside)
     if retry.replayed or (retry.status != first.status and is_comparable):
         yield f"retry: {retry.status} {retry.errors_by_name} after {first.status}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 import sqlalchemy as sa
-from psycopg2 import extensions, extras
+from psycopg2 import extensions, extras, sql
 
 from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, Either, Family, NothingKept, Refused
 from tests.differential.schemas import role_per_tenant
@@ -171,6 +171,16 @@ family.add("a listener that puts a comment behind", everything, setup=comments_b
 @family()
 def notices(world):
     driver(world).cursor().execute("do $$ begin raise notice 'hello'; end $$")
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def helpers_that_want_the_drivers_own_class(world):
+    connection = world.session.connection().connection.dbapi_connection
+    world.note(extensions.quote_ident("a b", connection))
+    world.note(sql.Identifier("a b").as_string(connection))
+    world.note(isinstance(connection, extensions.connection))
     world.pay(1)
     world.commit()
 
