@@ -66,7 +66,8 @@ def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     raw = raw_of(pooled, engine.dialect)
     raw.take()
     [(xid,)], _ = raw.send(f"BEGIN; SAVEPOINT {FIRST}; SELECT txid_current()")
-    row = "read committed", [claim.owner, "1", str(xid), "false", "on"]
+    held = (claim.owner, "1", str(xid), "false", "on", "read committed")
+    row = dict(zip(statements.LOCKED, held, strict=True))
     connection: Any = Connection(engine, pooled)
     return PostgresHold(messages, claim, connection, raw, row, claim_values(claim))
 

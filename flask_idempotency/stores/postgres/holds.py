@@ -47,8 +47,6 @@ _REFUSED_BY_DRIVER = re.compile("during a two-phase transaction|forbidden within
 
 Look = Callable[[RawConnection], Any]
 
-_HAD_WRITTEN = statements.LOCKED.index("had_written")
-
 LATE = 0.01
 """The part of its retention that a view may take before that begins again when it ends."""
 
@@ -75,27 +73,26 @@ class PostgresHold:
         claim: Claim,
         connection: Connection,
         raw: RawConnection,
-        row: tuple[str, list[str]],
+        row: dict[str, str],
         values: dict[str, Any],
     ) -> None:
         self._messages, self._claim, self._values = messages, claim, values
         self._began, self._open = time.monotonic(), True
-        (isolation, held), facts = row, messages.facts()
+        facts = messages.facts()
         self.transaction = OperationTransaction(
             connection,
             raw,
             deferred=facts.deferred,
             reads_may_write=facts.reads_may_write,
-            is_strict=isolation in STRICT,
-            had_written=raw.continues and held[_HAD_WRITTEN] == "true",
+            is_strict=row["isolation"] in STRICT,
+            had_written=raw.continues and row["had_written"] == "true",
             again=WeakMethod(self._again) if raw.continues else None,
         )
-        self.attempt = self._note(held)
+        self._note(row)
 
-    def _note(self, held: list[str]) -> int:
-        found = dict(zip(statements.LOCKED, held, strict=True))
-        self._values.update(xid=int(found["xid"]), synchronous_commit=found["synchronous_commit"])
-        return int(found["attempt"])
+    def _note(self, row: dict[str, str]) -> None:
+        self._values.update(xid=int(row["xid"]), synchronous_commit=row["synchronous_commit"])
+        self.attempt = int(row["attempt"])
 
     @classmethod
     def begin(
@@ -131,7 +128,7 @@ class PostgresHold:
                     return record
                 text = f"{first}BEGIN {{begin}};\n{lock}"
                 row = _read(raw.send(messages.prepared(text, raw.level), values))
-                if row[1][0] == claim.owner:
+                if row["owner"] == claim.owner:
                     held = held or Connection(engine, pooled)
                     found = cls(messages, claim, held, raw, row, values)
                 return found
@@ -167,7 +164,7 @@ class PostgresHold:
         raw.take(continues=True)
         try:
             row = _read(raw.send(messages.prepared(statements.INSIDE[lock]), values))
-            if row[1][0] == claim.owner:
+            if row["owner"] == claim.owner:
                 found = cls(messages, claim, connection, raw, row, values)
             else:
                 raw.send(statements.NOT_LOCKED)
@@ -185,8 +182,8 @@ class PostgresHold:
         finally:
             if found is None:
                 raw.leave()
-        if found is None and row is not None and row[0] in STRICT:
-            raise NotAtomic(_STRICT.format(row[0].upper()))
+        if found is None and row is not None and row["isolation"] in STRICT:
+            raise NotAtomic(_STRICT.format(row["isolation"].upper()))
         return found
 
     def _again(self) -> None:
@@ -194,11 +191,11 @@ class PostgresHold:
         raw = self.transaction.raw
         text = self._messages.prepared(f"BEGIN {{begin}};\n{statements.LOCK}", raw.level)
         raw.begin_again()
-        _, held = _read(raw.send(text, self._values))
-        if held[0] != self._claim.owner:
+        row = _read(raw.send(text, self._values))
+        if row["owner"] != self._claim.owner:
             self.transaction.broken = RequestInProgress(retry_after=1)
             raise self.transaction.broken
-        self._note(held)
+        self._note(row)
 
     @property
     def connection(self) -> Connection:
@@ -278,10 +275,9 @@ class PostgresHold:
         return RequestInProgress(retry_after=1)
 
 
-def _read(answer: Any) -> tuple[str, list[str]]:
-    """The level of isolation, and what the lock's message holds: of an earlier lock, or nothing."""
-    isolation, _, held = answer[0][0][0].partition("/")
-    return isolation, held.split() or [""]
+def _read(answer: Any) -> dict[str, str]:
+    """What the lock's message holds, by the names in ``statements.LOCKED``."""
+    return dict(zip(statements.LOCKED, answer[0][0][0].split(" ", 5), strict=True))
 
 
 def record_in(key: bytes, texts: Iterable[Any], digest: bytes, body: bytes | None) -> Record:

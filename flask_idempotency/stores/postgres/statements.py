@@ -89,7 +89,7 @@ CLAIM_LEASE = f"{_LEASE}{SQL.insert};\nCOMMIT;\n{SQL.attempt}"
 TAKE_LEASE = f"{_LEASE}{SQL.take_over};\nCOMMIT;\n{SQL.attempt}"
 
 # What a hold must know of the row and its transaction, in the order in which LOCK reads it.
-LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit")
+LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit", "isolation")
 
 # The row is locked at the top of the business transaction, at the isolation level the application
 # chose.
@@ -98,8 +98,8 @@ LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit")
 # - A backend that is busy in a statement notices a dead client only if it looks for it; without that
 #   a kill -9 would block the key until the statement ends (see WATCH).
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
-# - In the subquery the row is locked before anything is set: what is held names the owner, as an
-#   earlier operation of the same transaction may have left its own.
+# - The row is locked before what is held is set: an earlier operation of the same transaction may have
+#   left its own there.
 # - The savepoint of the first unit of work travels behind the lock, so the row is read out of a
 #   setting: some drivers show only the last result.
 _ASIDE = f"""{{settings}}SELECT set_config('idempotency.role', current_setting('role'), true),
@@ -107,16 +107,15 @@ _ASIDE = f"""{{settings}}SELECT set_config('idempotency.role', current_setting('
        set_config('idempotency.written', (txid_current_if_assigned() IS NOT NULL)::text, true),
        set_config('role', {{role}}, true), set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
 """
-_LOCK = """SELECT set_config('idempotency.held', concat_ws(' ', owner, attempt, txid_current(),
-       current_setting('idempotency.written'), current_setting('synchronous_commit')), true)
-  FROM (SELECT owner, attempt FROM {table} WHERE key = %(key)s AND owner = %(owner)s
-           FOR UPDATE SKIP LOCKED) AS mine;
-SELECT set_config('role', current_setting('idempotency.role'), true),
+_LOCK = """SELECT set_config('idempotency.held', concat_ws(' ', coalesce((
+         SELECT concat_ws(' ', owner, attempt) FROM {table}
+          WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE SKIP LOCKED), '- 0'),
+       coalesce(txid_current_if_assigned(), 0), current_setting('idempotency.written'),
+       current_setting('synchronous_commit'), current_setting('transaction_isolation')), true),
+       set_config('role', current_setting('idempotency.role'), true),
        set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true);
 """
-_HELD = f"""SAVEPOINT {FIRST};
-SELECT concat(current_setting('transaction_isolation'), '/', current_setting('idempotency.held',
-true))"""
+_HELD = f"SAVEPOINT {FIRST};\nSHOW idempotency.held"
 LOCK = _ASIDE + _LOCK + _HELD
 
 # A step waits for its row, at most the lock_timeout: others hold it for the moment of an UPDATE only.
@@ -165,22 +164,17 @@ SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
 # Completing and committing in one message. The view may have set a role that may not see the record, or
 # a commit that does not wait for the disk: put right first. If this is still the transaction that
 # locked the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either
-# is not so, a statement fails (division by zero) and nothing is committed. A row count would not do:
-# that of an UPDATE sent together with COMMIT is lost. So the row is read back; as it was locked, only
-# this transaction can have completed it. Reading it also lets PostgreSQL prune its page: the room of
-# older rows' first versions is used again at once, not after a VACUUM.
-_STILL_OURS = """SELECT set_config('role', {role}, true),
-       set_config('synchronous_commit', %(synchronous_commit)s, true);
-SELECT 1 / (pg_catalog.txid_current() = %(xid)s)::int;
-"""
-FINISH = f"""{_STILL_OURS}{SQL.finish};
-SELECT 1 / pg_catalog.count(*)::int FROM {{table}}
- WHERE key = %(key)s AND owner = %(owner)s AND state = 'completed'"""
+# is not so, the statement fails (division by zero) and nothing is committed: a row count would be lost,
+# as the UPDATE is sent together with COMMIT.
+_STILL_OURS = "SET LOCAL role = {role};\nWITH done AS ("
+_OR_FAIL = """
+   AND pg_catalog.txid_current() = %(xid)s RETURNING 1)
+SELECT 1 / pg_catalog.count(*)::int,
+       pg_catalog.set_config('synchronous_commit', %(synchronous_commit)s, true) FROM done"""
+FINISH = f"{_STILL_OURS}{SQL.finish}{_OR_FAIL}"
 
 # A step whose writes commit with it ends the transaction that holds its row.
-FINISH_STEP = f"""{_STILL_OURS}WITH done AS ({SQL.record_step}
-RETURNING 1)
-SELECT 1 / (SELECT pg_catalog.count(*) FROM done)::int"""
+FINISH_STEP = f"{_STILL_OURS}{SQL.record_step}{_OR_FAIL}"
 
 # Waits for the holder's row lock, in the server: no polling, and a dead holder counts at once.
 # KEY SHARE is the weakest lock that conflicts with FOR UPDATE.
