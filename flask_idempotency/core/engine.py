@@ -19,9 +19,10 @@ from .machine import Next, Situation, decide, runs_again, situation
 from .ports import Glance, Hold, Lease, Lock, Records, Sealer
 from .records import Claim, Record, State, StoredResponse
 
-ROUNDS = 3
+ROUNDS = 4
 """How often a record may vanish or appear between a look and a claim. Each round means that another
-request's transaction or a purge ended just then; three in a row mean that something is wrong."""
+request's transaction or a purge ended just then, but for the first, in which a claim finds that it is
+none of a new key; four in a row mean that something is wrong."""
 POLL_SECONDS = 0.1
 """How often a waiting request looks at a *leased* record. There is no row lock to wait for, and poolers
 drop notifications."""
@@ -198,15 +199,9 @@ class DecisionEngine:
         decision: Decision | None = None
         try:
             # Whoever gets a free lock is most likely a first request: it claims without looking.
-            first: Record | Hold | None = found
-            if first is None and not mine:
-                claim.refuse_in_child()
-                # None: somebody was first, between the two. Then there is something to look at.
-                first = self._records.look_or_claim(claim) or self._records.look(claim.key)
-            if first is None or isinstance(first, Record):
-                decision = self._settle(claim, first, mine, patience, on_interrupted)
-            else:
-                decision = self._claimed(first, claim, mine, None)
+            if found is None and not mine:
+                found = self._records.look(claim.key)
+            decision = self._settle(claim, found, mine, patience, on_interrupted)
             return decision
         finally:
             patience.end()
@@ -226,10 +221,6 @@ class DecisionEngine:
             return record
         return replace(record, response=self.opened(record))
 
-    def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Execution:
-        claim.refuse_in_child()  # the hold is the parent's, too
-        return Execution(self, hold, claim, mine, record)
-
     def _settle(
         self,
         claim: Claim,
@@ -243,13 +234,14 @@ class DecisionEngine:
         while True:
             claim.refuse_in_child()
             step, tried = decide(record, claim), record
-            if (decision := self._take(step, record, claim, mine, policy)) is not None:
-                return decision
+            taken = self._take(step, record, claim, mine, policy)
+            if taken is not None and not isinstance(taken, Record):
+                return taken
             if rounds == ROUNDS:
                 raise StoreUnavailable
             if step is not Next.LET_RUN:
                 # Not getting a hold may mean held, finished just now or gone. So look once more.
-                record = self._records.look(claim.key)
+                record = taken or self._records.look(claim.key)
             found = situation(record)
             if tried is None or record is None or found is Situation.COMPLETED:
                 rounds += 1
@@ -264,9 +256,13 @@ class DecisionEngine:
 
     def _take(
         self, step: Next, record: Record | None, claim: Claim, mine: bool, policy: object
-    ) -> Decision | None:
-        """Take the next step. None: somebody else holds the operation, or the record has changed."""
-        seen, hold = cast("Record", record), None
+    ) -> Decision | Record | None:
+        """Take the next step.
+
+        A record, or None: somebody else holds the operation, or the record has changed, to this.
+        """
+        seen: Any = record
+        hold: Hold | Record | None = None
         match step:
             case Next.REPLAY:
                 is_comparable = claim.fingerprint.matches(seen.fingerprint) is not None
@@ -281,7 +277,10 @@ class DecisionEngine:
                 hold = self._records.claim(claim)
             case Next.TAKE_OVER | Next.ASK_ROUTE:
                 hold = self._records.take_over(claim, seen)
-        return None if hold is None else self._claimed(hold, claim, mine, record)
+        if hold is None or isinstance(hold, Record):
+            return hold
+        claim.refuse_in_child()  # the hold is the parent's, too
+        return Execution(self, hold, claim, mine, record)
 
     def _give_up(self, claim: Claim, record: Record) -> Interrupted | None:
         """Give the operation a lease that is over at once: so every store shows it as interrupted."""
@@ -289,7 +288,7 @@ class DecisionEngine:
             if claim.lease_seconds is None:
                 self._clock.sleep(SETTLE_SECONDS)
             hold = self._records.take_over(replace(claim, lease_seconds=0.0), record)
-            if hold is None:
+            if hold is None or isinstance(hold, Record):
                 return None
             hold.abandon()
         return Interrupted()

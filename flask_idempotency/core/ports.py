@@ -130,19 +130,17 @@ class Records(Protocol):
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
 
-    def claim(self, claim: Claim) -> Hold | None:
-        """Insert the record and hold it; None if somebody was first.
+    def claim(self, claim: Claim) -> Hold | Record | None:
+        """Insert the record and hold it; or the record that is there, None where that was not read.
 
         The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
         """
 
-    def look_or_claim(self, claim: Claim) -> Record | Hold | None:
-        """The record, or what :meth:`claim` returns if there is none, on one connection."""
+    def take_over(self, claim: Claim, as_seen: Record) -> Hold | Record | None:
+        """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt.
 
-    def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
-        """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.
-
-        An expired record starts afresh, as attempt 1 and without steps.
+        An expired record starts afresh, as attempt 1 and without steps. If somebody holds it, this
+        returns what :meth:`claim` does then.
         """
 
     def admin(self) -> Any:
@@ -166,12 +164,12 @@ class Glance(Enum):
 class Lock:
     """A fast lock in front of the records. It may forget or lie; it never raises.
 
-    This one knows nothing: the records decide alone.
+    This one knows nothing, and whoever asks is most likely the first: the records decide alone.
     """
 
     def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
         """Take the lock if it is free, in one round trip."""
-        return Glance.ASK
+        return Glance.MINE
 
     def release(self, claim: Claim) -> None:
         """Release the lock if it is still this claim's, in one round trip."""
@@ -190,14 +188,6 @@ class Lock:
     def examine(self) -> Iterator[Any]:
         """Check the lock for an operator, and tell each finding; nothing where there is no lock."""
         return iter(())
-
-
-class Unlocked(Lock):
-    """No lock, and whoever asks is most likely the first: the records are claimed without a look."""
-
-    def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
-        """Says so."""
-        return Glance.MINE
 
 
 class Sealer:

@@ -81,13 +81,14 @@ class Connection(RawConnection):
                 operation.refuse(_IN_PIPELINE)
             raise NotAtomic(_IN_PIPELINE)
         parts = statements(text) if values is None else statements(text, "${0}", "%")
-        message: list[_Statement] = [*((each, None) for each in first), *parts]
+        message: list[_Statement] = list(parts)
         if self.continues and self.status() == IDLE:
             self.driver.execute("SELECT 1")  # it begins as it was told to
-        was_idle = self.status() == IDLE
-        if was_idle and len(message) > 1 and not message[0][0].startswith("BEGIN"):
+        was_idle = self.status() == IDLE or list(first) == ["ROLLBACK"]
+        if was_idle and len(parts) > 1 and not parts[0][0].startswith("BEGIN"):
             # As in the simple protocol, several statements are one transaction.
-            message = [("BEGIN", None), *message, ("COMMIT", None)]
+            message = [("BEGIN", None), *parts, ("COMMIT", None)]
+        message[:0] = [(each, None) for each in first]
         # Not with the adapters of an application's connection.
         context: Any = SimpleNamespace(connection=self.driver, adapters=psycopg.adapters)
         transformer = adapt.Transformer(context)

@@ -22,7 +22,7 @@ from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable, sq
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Hold, Records, Transaction
-from flask_idempotency.core.records import Claim, State, StoredResponse
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import steps_of
 
 Time = datetime | str
@@ -320,7 +320,7 @@ def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tupl
     claim = trial_claim()
     try:
         hold = records.claim(claim)
-        if hold is None:
+        if hold is None or isinstance(hold, Record):
             raise StoreUnavailable(LOCKED)
         try:
             yield claim, hold

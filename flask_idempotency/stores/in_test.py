@@ -117,10 +117,6 @@ class RecordsInTest:
         """Insert the record and hold it."""
         return self._hold(claim, self._messages.sql.insert)
 
-    def look_or_claim(self, claim: Claim) -> Record | _Hold | _Lease | None:
-        """The record, or a claim if there is none."""
-        return self.look(claim.key) or self.claim(claim)
-
     def take_over(self, claim: Claim, as_seen: Record) -> _Hold | _Lease | None:
         """Make a record that nobody holds ours, as its next attempt."""
         return self._hold(claim, self._messages.sql.take_over, seen=as_seen.owner)

@@ -164,13 +164,8 @@ class RedisRecords:
         stored = self.read(key)
         return stored.record() if stored.fields else None
 
-    def claim(self, claim: Claim) -> RedisLease | None:
-        """Insert the record, if it is not there."""
-        found = self.look_or_claim(claim)
-        return found if isinstance(found, RedisLease) else None
-
-    def look_or_claim(self, claim: Claim) -> Record | RedisLease | None:
-        """The record, or a claim if there is none."""
+    def claim(self, claim: Claim) -> RedisLease | Record | None:
+        """Insert the record, or return the one that is there."""
         stored = self.read(claim.key)
         return stored.record() if stored.fields else self._begin(claim, stored, 1)
 

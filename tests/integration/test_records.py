@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from flask_idempotency import current_operation
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.drivers.raw_connection import class_of
 from tests.integration.views import protect
 
@@ -35,7 +35,7 @@ def test_a_take_over_of_what_was_completed_since_the_look_gets_nothing(world, re
     hold = records.claim(FIRST)
     seen = records.look(FIRST.key)
     hold.complete(StoredResponse(201, (), b"the answer"))
-    assert records.take_over(SECOND, seen) is None
+    assert isinstance(records.take_over(SECOND, seen), Record | None)
     assert records.look(FIRST.key).response == StoredResponse(201, (), b"the answer")
 
 
@@ -43,7 +43,7 @@ def test_a_take_over_of_what_was_taken_over_since_the_look_gets_nothing(world, r
     records.claim(FIRST).abandon()
     seen = records.look(FIRST.key)
     records.take_over(SECOND, seen).abandon()
-    assert records.take_over(THIRD, seen) is None
+    assert isinstance(records.take_over(THIRD, seen), Record | None)
     assert records.look(FIRST.key).attempt == 2
 
 
@@ -52,7 +52,7 @@ def test_a_held_record_cannot_be_taken_over_also_when_it_expired(world, records,
     hold = records.claim(replace(FIRST, ttl_seconds=ttl))
     seen = records.look(FIRST.key)
     assert seen.expired is (ttl == 0)
-    assert records.take_over(SECOND, seen) is None
+    assert isinstance(records.take_over(SECOND, seen), Record | None)
     hold.complete(StoredResponse(201, (), b""))
     assert [r.owner for r in world.records()] == [FIRST.owner]
 
@@ -66,20 +66,20 @@ def test_any_text_of_a_record_is_read_as_it_was_written(records, name):
     assert (found.name, found.response) == (name, response)
 
 
-def test_looking_and_claiming_take_one_connection(world, records):
+def test_a_claim_that_finds_a_record_reads_it_on_one_connection(world, records):
     taken = []
     assert records.look(FIRST.key) is None  # what is asked once for each engine is asked here
     with world.app.app_context():
         sa.event.listen(world.db.engine, "checkout", lambda *what: taken.append(what))
-    hold = records.look_or_claim(FIRST)
+    hold = records.claim(FIRST)
     assert (hold.attempt, len(taken)) == (1, 1)
-    assert records.look_or_claim(SECOND).owner == FIRST.owner
+    assert records.claim(SECOND).owner == FIRST.owner
     hold.complete(StoredResponse(201, (), b""))
-    assert records.look_or_claim(SECOND).response == StoredResponse(201, (), b"")
+    assert records.claim(SECOND).response == StoredResponse(201, (), b"")
 
 
-@pytest.mark.parametrize("lost_after", ["LOOK", "CLAIM"])
-def test_a_claim_whose_connection_breaks_after_the_look_is_ours(records, monkeypatch, lost_after):
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_claim_whose_connection_breaks_is_ours(records, monkeypatch, is_sent):
     wires, sent = class_of(records.messages.engine.dialect), []
     send = wires.send
 
@@ -87,13 +87,13 @@ def test_a_claim_whose_connection_breaks_after_the_look_is_ours(records, monkeyp
         if "insert into" in str(sql).lower():
             sent.append(sql)
             if len(sent) == 1:
-                if lost_after == "CLAIM":
+                if is_sent:
                     send(wire, sql, values)
                 wire.driver.close()
         return send(wire, sql, values, first)
 
     monkeypatch.setattr(wires, "send", lose)
-    hold = records.look_or_claim(FIRST)
+    hold = records.claim(FIRST)
     assert (hold.attempt, len(sent)) == (1, 2)
     hold.complete(StoredResponse(201, (), b""))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -21,7 +20,14 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
-from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, checked_out, give_back, raw_of
+from flask_idempotency.drivers.raw_connection import (
+    IDLE,
+    Answer,
+    RawConnection,
+    checked_out,
+    give_back,
+    raw_of,
+)
 from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
 from flask_idempotency.session.transaction import NOT_OURS as ENDED_PAST_US
 from flask_idempotency.stores.admin import original
@@ -44,8 +50,6 @@ NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 
 _REFUSED_BY_DRIVER = re.compile("during a two-phase transaction|forbidden within a Transaction")
 """What a driver's ``commit()`` says once its connection was handed out. No driver translates that."""
-
-Look = Callable[[RawConnection], Any]
 
 LATE = 0.01
 """The part of its retention that a view may take before that begins again when it ends."""
@@ -101,18 +105,18 @@ class PostgresHold:
         claim: Claim,
         first: str,
         lock: str = statements.LOCK,
-        look: Look | None = None,
         **more: Any,
-    ) -> Any:
-        """Send ``first`` and begin the transaction that locks the row; None if it could not be locked.
+    ) -> PostgresHold | Record | None:
+        """Send ``first`` and begin the transaction that locks the row.
 
-        ``look`` may be done before, on the same connection: what it returns is returned. Where a
+        If that is somebody else's, this returns the record, or None where it was not read. Where a
         listener of the pool has begun a transaction, that is continued.
         """
         values = {**claim_values(claim), **more}
 
-        def use() -> Any:
-            engine, found, raw, held = messages.engine, None, None, None
+        def use() -> PostgresHold | Record | None:
+            engine, raw, held = messages.engine, None, None
+            found: PostgresHold | Record | None = None
             pooled = checked_out(engine)
             try:
                 if LASTING.intersection(engine.get_execution_options()):
@@ -124,20 +128,20 @@ class PostgresHold:
                     found = cls.inside(messages, claim, held, first, lock, **more)
                     return found
                 raw.take()
-                if look is not None and (record := look(raw)) is not None:
-                    return record
                 text = f"{first}BEGIN {{begin}};\n{lock}"
                 row = _read(raw.send(messages.prepared(text, raw.level), values))
                 if row["owner"] == claim.owner:
                     held = held or Connection(engine, pooled)
                     found = cls(messages, claim, held, raw, row, values)
-                return found
+                    return found
+                look = messages.prepared(statements.LOOK)
+                return record_in(claim.key, raw.send(look, values, ["ROLLBACK"]))
             except messages.Error as error:
                 if sqlstate(error) not in NOT_OURS:
                     raise
                 return None
             finally:
-                if found is None:
+                if not isinstance(found, PostgresHold):
                     give_back(held or pooled, raw)
 
         return messages.twice(use)
@@ -151,15 +155,15 @@ class PostgresHold:
         first: str,
         lock: str = statements.LOCK,
         **more: Any,
-    ) -> PostgresHold | None:
+    ) -> PostgresHold | Record | None:
         """The same in the transaction of a connection, which goes on if the row cannot be locked.
 
-        ``first`` is sent on a connection of our own. Raises ``NotAtomic`` if the transaction has
-        failed, may not write, or cannot see the record.
+        ``first`` is sent on a connection of our own, and the record read there. Raises ``NotAtomic`` if
+        the transaction has failed, may not write, or cannot see the record.
         """
         values, row, found = {**claim_values(claim), **more}, None, None
-        if first:
-            messages.own.change(first, values)
+        if first and (record := _others(messages, claim, first, values)) is not None:
+            return record
         raw = raw_of(connection.connection, connection.dialect)
         raw.take(continues=True)
         try:
@@ -280,8 +284,17 @@ def _read(answer: Any) -> dict[str, str]:
     return dict(zip(statements.LOCKED, answer[0][0][0].split(" ", 5), strict=True))
 
 
-def record_in(key: bytes, texts: Iterable[Any], digest: bytes, body: bytes | None) -> Record:
-    """A row of ``statements.LOOK``. Raises ``RecordBroken``."""
+def _others(messages: Messages, claim: Claim, first: str, values: dict[str, Any]) -> Record | None:
+    """Send ``first`` on a connection of our own; the record, if it is not this claim's."""
+    record = record_in(claim.key, messages.own.send(first + statements.LOOK, values))
+    return None if record is None or record.owner == claim.owner else record
+
+
+def record_in(key: bytes, answer: Answer) -> Record | None:
+    """The record in the answer to ``statements.LOOK``, if there is one. Raises ``RecordBroken``."""
+    if not answer[0]:
+        return None
+    texts, digest, body = answer[0][0]
     fields = dict(zip(statements.SQL.fields, texts, strict=True))
     return record_of(key, {**fields, "digest": digest, "body": body})
 
@@ -299,8 +312,8 @@ class PostgresLease(Lease):
         if connection is not None:
             begin = partial(PostgresHold.inside, self._for_steps, self._claim, connection)
         for _ in range(2):
-            hold: PostgresHold | None = begin("", statements.WAIT_AND_LOCK)
-            if hold is not None:
+            hold = begin("", statements.WAIT_AND_LOCK)
+            if isinstance(hold, PostgresHold):
                 return hold
             # Nothing is lost if only a renewal, or another step of ours, was in the way.
             if self._messages.owner(self._claim) != self._claim.owner:

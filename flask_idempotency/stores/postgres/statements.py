@@ -85,8 +85,8 @@ TAKE_OVER = f"{_CLAIM}{SQL.take_over};\nCOMMIT;\n"
 # Several statements in one message are one transaction, and the row count is that of the last.
 ALONE = f"{{settings}}{BRIEFLY}"
 _LEASE = f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{ALONE}"
-CLAIM_LEASE = f"{_LEASE}{SQL.insert};\nCOMMIT;\n{SQL.attempt}"
-TAKE_LEASE = f"{_LEASE}{SQL.take_over};\nCOMMIT;\n{SQL.attempt}"
+CLAIM_LEASE = f"{_LEASE}{SQL.insert};\nCOMMIT;\n"
+TAKE_LEASE = f"{_LEASE}{SQL.take_over};\nCOMMIT;\n"
 
 # What a hold must know of the row and its transaction, in the order in which LOCK reads it.
 LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit", "isolation")

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, Table
 from flask_idempotency.core.errors import RecordBroken, StoreUnavailable, TransactionConflict, sqlstate
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values
-from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.raw_connection import Answer
 from flask_idempotency.stores.admin import Admin
 
 from . import statements
@@ -74,37 +74,18 @@ class PostgresRecords:
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read, on a connection of our own."""
-        rows = self.messages.own.fetch(statements.LOOK, {"key": key})
-        return record_in(key, *rows[0]) if rows else None
+        return record_in(key, self.messages.own.send(statements.LOOK, {"key": key}))
 
-    def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
-        """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
+    def claim(self, claim: Claim) -> PostgresHold | PostgresLease | Record | None:
+        """Insert the record and commit it; lock the row if the operation is atomic. One round trip.
+
+        Where there is a record, an atomic operation reads it in a second one.
+        """
         if claim.lease_seconds is None:
             return self._hold(claim, statements.CLAIM)
         return self._lease(claim, statements.CLAIM_LEASE)
 
-    def look_or_claim(self, claim: Claim) -> Record | PostgresHold | PostgresLease | None:
-        """The record; if there is none, a claim, on the same connection."""
-        if claim.lease_seconds is not None or claim.connection is not None:
-            return self.look(claim.key) or self.claim(claim)
-        messages, is_absent = self.messages, False
-
-        def look(raw: RawConnection) -> Record | None:
-            # If the connection breaks in the claim, the second try only claims: after a look, the first
-            # try's own record would be somebody's that is in progress.
-            nonlocal is_absent
-            if not is_absent:
-                text = messages.prepared(statements.LOOK)
-                if rows := raw.send(text, {"key": claim.key})[0]:
-                    return record_in(claim.key, *rows[0])
-            is_absent = True
-            return None
-
-        found: Record | PostgresHold | None
-        found = PostgresHold.begin(messages, claim, statements.CLAIM, look=look)
-        return found
-
-    def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
+    def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | Record | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
         if claim.lease_seconds is None:
             return self._hold(claim, statements.TAKE_OVER, seen=as_seen.owner)
@@ -113,27 +94,28 @@ class PostgresRecords:
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""
         milliseconds = max(1, int(seconds * 1000))
-        self._rows(_WAIT_IS_OVER, statements.WAIT, {"key": key, "milliseconds": milliseconds})
+        self._ask(_WAIT_IS_OVER, statements.WAIT, {"key": key, "milliseconds": milliseconds})
 
-    def _lease(self, claim: Claim, first: str, **more: Any) -> PostgresLease | None:
-        rows = self._rows(NOT_OURS, first, {**claim_values(claim), **more})
-        return self.lease_of(claim, rows[0][0]) if rows else None
+    def _lease(self, claim: Claim, first: str, **more: Any) -> PostgresLease | Record | None:
+        values = {**claim_values(claim), **more}
+        record = record_in(claim.key, self._ask(NOT_OURS, first + statements.LOOK, values))
+        is_ours = record is not None and record.owner == claim.owner
+        return self.lease_of(claim, record.attempt) if record and is_ours else record
 
     def lease_of(self, claim: Claim, attempt: int) -> PostgresLease:
         """The hold of a claim whose lease is in the record."""
         return PostgresLease(self.messages, claim, attempt=attempt)
 
-    def _hold(self, claim: Claim, first: str, **more: Any) -> PostgresHold | None:
+    def _hold(self, claim: Claim, first: str, **more: Any) -> PostgresHold | Record | None:
         if claim.connection is not None:
             return PostgresHold.inside(self.messages, claim, claim.connection, first, **more)
-        hold: PostgresHold | None = PostgresHold.begin(self.messages, claim, first, **more)
-        return hold
+        return PostgresHold.begin(self.messages, claim, first, **more)
 
-    def _rows(self, none: frozenset[str], template: str, values: dict[str, Any]) -> list[Any]:
-        """The rows of a statement; none if it fails with one of these SQLSTATEs."""
+    def _ask(self, none: frozenset[str], template: str, values: dict[str, Any]) -> Answer:
+        """The answer to a message; no rows if it fails with one of these SQLSTATEs."""
         try:
-            return self.messages.own.fetch(template, values)
+            return self.messages.own.send(template, values)
         except (StoreUnavailable, TransactionConflict) as error:
             if sqlstate(error.__cause__) not in none:
                 raise
-            return []
+            return [], 0
