@@ -34,8 +34,10 @@ class Connection(RawConnection):
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`. Only the last statement's rows are to be had."""
         cursor = extensions.cursor(self.driver)
-        before = ";".join([*first, ""])
-        cursor.execute((before.replace("%", "%%") if values else before) + text, values)
+        if first:
+            before = ";".join([*first, ""])
+            text = (before.replace("%", "%%") if values else before) + text
+        cursor.execute(text, values)
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
     def switch(self) -> None:

@@ -59,7 +59,8 @@ class JoiningSession:
 def install(sessions: Sessions) -> None:
     """Let sessions join operations, those that are made from now on."""
     factory = sessions.factory
-    factory.class_ = _joining(factory.class_)
+    if factory.class_.get_bind is not JoiningSession.get_bind:
+        factory.class_ = _joining(factory.class_)
 
 
 def joining_session(sessions: Sessions) -> Session | None:

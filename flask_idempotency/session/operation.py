@@ -259,7 +259,9 @@ class OpenTransaction(Running):
 
     def _sessions(self) -> list[Session]:
         """Those that joined, and the present one, which may hold changes and not have joined yet."""
-        present = self._databases.sessions.present()
+        sessions = self._databases.sessions
+        # Where one has joined, the present one is there, or costs nothing to make.
+        present = sessions.current() if self._modes else sessions.present()
         return list({**self._modes, **({} if present is None else {present: None})})
 
     def has_leftovers(self) -> bool:
@@ -368,5 +370,6 @@ def running_operation() -> Running | None:
 def outer_transaction() -> OpenTransaction | None:
     """That of the operation whose view makes the present request to its own application, or None."""
     running = innermost.get()
-    is_open = isinstance(running, OpenTransaction) and running.is_open and running.pid == process.number
-    return running if is_open else None
+    if running is None or not isinstance(running, OpenTransaction):
+        return None
+    return running if running.is_open and running.pid == process.number else None

@@ -511,7 +511,8 @@ def _after_begin(session: Session, _begun: object, connection: Connection) -> No
 
 
 def _about_savepoint(ours: Any, theirs: Any, connection: Connection, name: str) -> None:
-    if (transaction := transaction_of(connection)) is None:
+    found = _open.get(id(connection)) if _open else None
+    if found is None or (transaction := found()) is None:
         theirs(connection, name)
     else:
         ours(transaction, name)

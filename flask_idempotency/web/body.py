@@ -225,7 +225,7 @@ def _parsed(request: Request, limit: int) -> Form:
         for name, file in request.files.items(multi=True)
     )
     if not was_parsed:  # the view finds the request as it was
-        request.close()
+        type(request).close(request)  # not what ends the operation with it
         for name in "form", "files", "values":
             known.pop(name, None)
     if sum(len(name) + len(value) for name, value in fields) > limit:

@@ -6,7 +6,9 @@
   request rely.
 * ``after_request``, after all others: completes what waits for a commit above the view, and lets some
   responses be followed by a purge.
-* ``teardown_request``: ends what Flask made no response of, also when the worker has to exit.
+
+What Flask made no response of ends as Flask closes the request: see :meth:`.Request.close_with`. A
+``teardown_request`` function would be called after each request, protected or not.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from flask_idempotency.core.errors import ConfigurationError, Problem
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.flask_context import present_request
 
-from .request import Request, begin_request, is_home
+from .request import Request
 from .response import answer, keep_from_caches
 from .routes import (
     ROUTE,
@@ -43,8 +45,7 @@ def register(app: Flask, state: AppState) -> None:
     # First: what a function of the application does may depend on the key, or be about the response.
     app.url_value_preprocessors.setdefault(None, []).insert(0, partial(before, state))
     # Flask runs these from the last to the first, so ours come after all others.
-    app.after_request_funcs.setdefault(None, []).insert(0, partial(after, state))
-    app.teardown_request_funcs.setdefault(None, []).insert(0, end)
+    app.after_request_funcs.setdefault(None, []).insert(0, after)
     if Problem not in app.error_handler_spec[None][None]:
         app.register_error_handler(Problem, answer)
 
@@ -52,7 +53,7 @@ def register(app: Flask, state: AppState) -> None:
 def before(state: AppState, endpoint: str | None, _values: object) -> None:
     """Check the request to a protected endpoint, as far as that needs no user and no store."""
     request: flask.Request = present_request()
-    current = begin_request(request, state)
+    current = Request(state, request)
     if endpoint is None or not state.settings.enabled:
         return
     place, view = (endpoint, request.method), state.app.view_functions[endpoint]
@@ -69,7 +70,7 @@ def before(state: AppState, endpoint: str | None, _values: object) -> None:
         current.skipped = True  # nobody notices what is only observed
 
 
-def after(state: AppState, response: Response) -> Response:
+def after(response: Response) -> Response:
     """End an operation that waited for this; keep caches away from a replay."""
     current: Request | None = getattr(present_request(), "_flask_idempotency", None)
     if current is None:
@@ -79,25 +80,12 @@ def after(state: AppState, response: Response) -> Response:
     attempt = current.open_attempt
     if attempt is not None and attempt.phase is Phase.WAITING:
         attempt.complete(response)
-    if state.purge is not None and current.attempt is not None and state.purge.is_due():
-        response.call_on_close(state.purge)
+    purge = current.state.purge
+    if purge is not None and current.attempt is not None and purge.is_due():
+        response.call_on_close(purge)
     if current.is_replay:
         keep_from_caches(response)
     return response
-
-
-def end(error: BaseException | None) -> None:
-    """End what the request leaves open, also when the worker has to exit; tell what was only observed.
-
-    A copy of its context, in a thread that the view started, ends nothing.
-    """
-    current: Request | None = getattr(present_request(), "_flask_idempotency", None)
-    if current is None or not (current.open_attempt or current.observation) or not is_home(current):
-        return
-    if current.open_attempt is not None:
-        current.open_attempt.unanswered(error)
-    if current.observation is not None:
-        current.end_observation(None, error)
 
 
 def _find_safely(state: AppState, view: Any, endpoint: str, method: str) -> tuple[Any, Route | None]:

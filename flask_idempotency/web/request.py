@@ -6,12 +6,14 @@ Header, body and scope become plain values here. And ``current_operation``.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from binascii import b2a_base64
 from contextlib import suppress
 from os import urandom
 from threading import get_ident
 from typing import Any, cast
+from weakref import ref
 
 import flask
 from werkzeug.local import LocalProxy
@@ -66,8 +68,16 @@ class Request(Subject):
     is_replay = False  # the response is a stored one
     home: tuple[int, int] | None = None  # which application context it has, and which thread
 
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: AppState, request: Any = None) -> None:
+        """Without a ``request``, this is about one call alone.
+
+        The application context remembers the first request: a view's own requests share it.
+        """
         self.state, self.make_response = state, state.app.make_response
+        if request is not None:
+            context, request._flask_idempotency = present_context(), self  # noqa: SLF001
+            context.__dict__.setdefault(_OUTERMOST, request)
+            self.home = id(context), get_ident()
 
     def begin(self, route: Route) -> None:
         """From now on this is about an operation of ``route``."""
@@ -86,6 +96,7 @@ class Request(Subject):
         Raises only what ``protect(skip=...)`` does.
         """
         self.begin(route)
+        self.close_with(request)
         if route.skip is not None and route.skip(request):
             self.skipped = True
             return
@@ -144,11 +155,34 @@ class Request(Subject):
         Raises what :func:`new_claim` and reading the body raise.
         """
         route = self.route
-        body = cast("Body", self.body).read(request, route, self.state.settings)
+        assert self.body is not None  # noqa: S101 -- there is a key
+        body = self.body.read(request, route, self.state.settings)
         found = fingerprint(request, body, route)
         if route.key is not None or callable(route.fingerprint):
             body.unread(request)  # they may have read it
         return new_claim(self.state, route, operation, found)
+
+    def close_with(self, request: flask.Request) -> None:
+        """End what the request leaves open when Flask closes it, also when the worker has to exit.
+
+        A copy of its context, in a thread that the view started, ends nothing.
+        """
+        there = ref(request)  # it has us: a cycle would keep both alive
+
+        def close() -> None:
+            try:
+                if (self.open_attempt or self.observation) and is_home(self):
+                    self._unanswered(sys.exc_info()[1])
+            finally:
+                type(request := cast("flask.Request", there())).close(request)
+
+        request.close = close  # type: ignore[method-assign]
+
+    def _unanswered(self, error: BaseException | None) -> None:
+        if self.open_attempt is not None:
+            self.open_attempt.unanswered(error)
+        if self.observation is not None:
+            self.end_observation(None, error)
 
     def end_observation(self, response: Any, error: BaseException | None) -> None:
         """Tell what would have happened, as that was to be observed."""
@@ -159,26 +193,14 @@ class Request(Subject):
 _OUTERMOST = "_flask_idempotency_request"
 
 
-def begin_request(request: Any, state: AppState) -> Request:
-    """The state of a request that begins.
-
-    The application context remembers the first: a view's own requests share it.
-    """
-    context = present_context()
-    context.__dict__.setdefault(_OUTERMOST, request)
-    ours = request._flask_idempotency = Request(state)  # noqa: SLF001
-    ours.home = id(context), get_ident()
-    return ours
-
-
 def is_home(ours: Request) -> bool:
     """Return True if the context is the request's own: not a copy of it, nor another thread."""
     return ours.home == (id(present_context()), get_ident())
 
 
-def this_request() -> Request:
+def this_request(request: flask.Request) -> Request:
     """Ours of the present request, or one for this call alone if the hooks have not seen it."""
-    ours: Request | None = getattr(present_request(), "_flask_idempotency", None)
+    ours: Request | None = getattr(request, "_flask_idempotency", None)
     return ours or Request(app_state(needed_app()))
 
 

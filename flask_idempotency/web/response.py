@@ -68,7 +68,7 @@ def replay(app: Flask, stored: StoredResponse) -> Response:
     response.headers.clear()  # a response may have been stored without a Content-Type
     for name, value in headers:
         response.headers.add(name, value)
-    response.headers.set(REPLAYED, "true")
+    response.headers.add(REPLAYED, "true")
     return response
 
 

@@ -139,7 +139,8 @@ def enter(route: Route) -> Attempt | Response | None:
 
     A problem is a response; raises all other errors.
     """
-    current = this_request()
+    request = needed_request()
+    current = this_request(request)
     state = current.state
     earlier = current.open_attempt
     has_ended = earlier is not None and earlier.phase in (Phase.AWAITING, Phase.WAITING)
@@ -147,7 +148,6 @@ def enter(route: Route) -> Attempt | Response | None:
         return None  # an idempotent function that an idempotent view calls is part of it
     if current.claim is not None:
         _refuse_second(current)
-    request = needed_request()
     is_view = current.dispatched is not None and current.dispatched.given is route
     if not is_view:  # a function that a view calls, or a request that the hooks have not seen
         if not route.applies_to(request.method):
