@@ -7,6 +7,7 @@ operation and ends that with ``complete``, ``release`` or ``abandon``.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,8 +40,8 @@ class _Patience:
     """How long one request may wait for another, if there is a place for it among the waiters."""
 
     def __init__(self, seconds: float, clock: Any, places: threading.Semaphore) -> None:
-        self._deadline, self._clock, self._places = clock.monotonic() + seconds, clock, places
-        self._has_place = False
+        self._clock, self._places, self._has_place = clock, places, False
+        self._deadline = clock.monotonic() + seconds if seconds else -math.inf
 
     def left(self) -> float:
         """Seconds that the request may still wait; it has a place from then on."""

@@ -117,10 +117,11 @@ class RawConnection:
     @property
     def level(self) -> str:
         """The words behind BEGIN that isolate a transaction as the engine's connections are."""
-        level = self.levels.get(getattr(self.driver, "isolation_level", None), "")
+        if not self.levels:
+            return ""
+        level = self.levels.get(self.driver.isolation_level, "")
         words = f"ISOLATION LEVEL {level}" if level else ""
-        is_deferrable = getattr(self.driver, "deferrable", None) is True
-        return f"{words} DEFERRABLE".strip() if is_deferrable else words
+        return f"{words} DEFERRABLE".strip() if self.driver.deferrable is True else words
 
     def status(self) -> int:
         """Return the state the connection is in on the server, as far as the driver knows."""
@@ -178,7 +179,7 @@ class RawConnection:
         if self.is_lost():  # where ``rollback()`` may do nothing
             raise self.Error("the connection is lost")
         self.undo()
-        self.leave()
+        taken.pop(self.driver, None)
 
 
 def checked_out(engine: Engine) -> Any:

@@ -18,7 +18,7 @@ from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 
 from .databases import Databases
 from .guard import CHOSEN
-from .operation import OpenTransaction, outer_transaction
+from .operation import outer_transaction
 from .sources import Sessions
 from .sqlalchemy_private import connections
 from .transaction import FAILED, LASTING, innermost
@@ -36,14 +36,14 @@ class JoiningSession:
         """The operation's connection in place of its engine: see :meth:`OpenTransaction.bind_of`."""
         bind: Any = super().get_bind(*args, **kwargs)  # type: ignore[misc]
         running = innermost.get()
-        if running is not None and isinstance(running, OpenTransaction) and running.has_joined(self):
+        if running is not None and running.has_joined(self):
             bind = running.bind_of(self, bind, kwargs)
         return bind  # type: ignore[no-any-return]
 
     def connection(self, *args: Any, **kwargs: Any) -> Connection:
         """The session's connection, by which a view reaches the driver's."""
         running = innermost.get()
-        if not (isinstance(running, OpenTransaction) and running.has_joined(self)):
+        if running is None or not running.has_joined(self):
             return super().connection(*args, **kwargs)  # type: ignore[misc, no-any-return]
         transaction = running.transaction
         if LASTING.intersection(kwargs.get("execution_options") or ()):

@@ -149,6 +149,10 @@ class Running:
         """
         return self._request is present_request() and self.pid == process.number
 
+    def has_joined(self, _session: Any) -> bool:
+        """Return True if a session's work is that of its transaction: it has none."""
+        return False
+
     def end(self) -> None:
         """End it: what follows is no part of it."""
         self.is_open = False

@@ -276,7 +276,8 @@ class OperationTransaction:
             self._savepoints[-1].did |= traits.writes or self.reads_may_write
         else:
             self.wrote |= traits.writes
-        self.flush()
+        if self._waiting or self.first is not None:
+            self.flush()
         if getattr(cursor, "name", None):  # a cursor on the server
             self.show()
 

@@ -90,7 +90,9 @@ class Body:
 
     def __init__(self, request: Request, media_type: str, *, refuses: bool) -> None:
         environ = request.environ
-        length = get_content_length(environ)
+        text = environ.get("CONTENT_LENGTH", "")
+        is_plain = text.isdecimal() and len(text) < 20 and "HTTP_TRANSFER_ENCODING" not in environ
+        length = int(text) if is_plain else get_content_length(environ)
         self.media_type, self._has_length, self._length = media_type, length is not None, length or 0
         self._is_late = is_used_up(request)
         self._counts = refuses and not self._is_late
@@ -250,7 +252,9 @@ def fingerprint(request: Request, body: Body, route: Route) -> fp.Fingerprint:
     """
     compared = route.fingerprint
     if callable(compared):
-        return fp.by_value(compared())
+        found = fp.by_value(compared())
+        body.unread(request)  # it may have read it
+        return found
     rule = request.url_rule
     parts = fp.RequestParts(
         method=request.method,

@@ -86,7 +86,7 @@ class Observed(Subject):
         elif decision is not None:
             if isinstance(decision, Replay):
                 self._facts.update(attempt=decision.attempt, first_status=decision.response.status)
-            replay(state.app, replayed(decision, route, operation, claim, 0.0).response)
+            replay(state.app, replayed(decision, route, operation, claim, {}).response)
             self._facts["would"] = "replayed"
 
     def reject(self, error: Exception) -> None:

@@ -18,6 +18,7 @@ from weakref import ref
 import flask
 from werkzeug.local import LocalProxy
 
+from flask_idempotency.core import process
 from flask_idempotency.core.errors import (
     ConfigurationError,
     KeyExpired,
@@ -29,12 +30,12 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim, Record, State
-from flask_idempotency.flask_context import needed_app, present_context, present_request
+from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from . import forms
 from .body import FORM_TYPES, Body, fingerprint
-from .routes import AppState, app_state
+from .routes import AppState
 from .settings import REQUIRED, Route
 from .signals import Subject
 
@@ -127,7 +128,8 @@ class Request(Subject):
             scope = route.current_scope()
         if field is not None:
             key, made = forms.read_field(field, self.state.app, route, scope)
-        return new_operation(route, scope, cast("str", key), made)
+        assert key is not None  # noqa: S101 -- or it was in the field
+        return new_operation(route, scope, key, made)
 
     def _found_inside(self, request: flask.Request) -> tuple[str | None, str | None]:
         """The key that the request itself holds, or else its form's field; or the key in the header.
@@ -158,8 +160,8 @@ class Request(Subject):
         assert self.body is not None  # noqa: S101 -- there is a key
         body = self.body.read(request, route, self.state.settings)
         found = fingerprint(request, body, route)
-        if route.key is not None or callable(route.fingerprint):
-            body.unread(request)  # they may have read it
+        if route.key is not None:
+            body.unread(request)  # it may have read it
         return new_claim(self.state, route, operation, found)
 
     def close_with(self, request: flask.Request) -> None:
@@ -196,12 +198,6 @@ _OUTERMOST = "_flask_idempotency_request"
 def is_home(ours: Request) -> bool:
     """Return True if the context is the request's own: not a copy of it, nor another thread."""
     return ours.home == (id(present_context()), get_ident())
-
-
-def this_request(request: flask.Request) -> Request:
-    """Ours of the present request, or one for this call alone if the hooks have not seen it."""
-    ours: Request | None = getattr(request, "_flask_idempotency", None)
-    return ours or Request(app_state(needed_app()))
 
 
 def existing_request() -> Request | None:
@@ -250,6 +246,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,
         retried_seconds=route.ttl,
+        pid=process.number,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from flask import Flask, Response
@@ -73,11 +73,15 @@ def replay(app: Flask, stored: StoredResponse) -> Response:
 
 
 def replayed(
-    settled: Settled, route: Route, operation: Operation, claim: Claim, last_seconds: float
+    settled: Settled,
+    route: Route,
+    operation: Operation,
+    claim: Claim,
+    last_seconds: Mapping[str, float],
 ) -> Replay:
     """Return the replay that the request gets. Raises the :class:`Problem` that it gets otherwise.
 
-    ``last_seconds`` are how long such an operation took, where the record does not say.
+    ``last_seconds`` are how long operations took, by name, where the record does not say.
     """
     match settled:
         case Replay(_, attempt):
@@ -90,7 +94,7 @@ def replayed(
         case InProgress(seconds):
             if seconds is None:  # Redis knows no leases, only young requests
                 seconds = claim.lease_seconds
-            left = last_seconds if seconds is None else seconds
+            left = last_seconds.get(operation.name, 0.0) if seconds is None else seconds
             # RFC 9110 section 10.2.3 knows no fractions.
             raise RequestInProgress(retry_after=max(1, math.ceil(left)))
         case Interrupted():  # an atomic one is rolled back: nothing but its number can end it

@@ -28,7 +28,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim
-from flask_idempotency.flask_context import functions_after_request, needed_request
+from flask_idempotency.flask_context import functions_after_request, needed_app, needed_request
 from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import Operation, in_thread, running_operation
@@ -40,10 +40,9 @@ from .request import (
     Request,
     found_for_old,
     is_outermost_request,
-    this_request,
 )
 from .response import handle_problem, replay, replayed
-from .routes import ROUTE, AppState, note_decorated, refuse_unsupported
+from .routes import ROUTE, AppState, app_state, note_decorated, refuse_unsupported
 from .settings import Route, RouteOptions, read_options
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def enter(route: Route) -> Attempt | Response | None:
     A problem is a response; raises all other errors.
     """
     request = needed_request()
-    current = this_request(request)
+    current: Request = getattr(request, "_flask_idempotency", None) or Request(app_state(needed_app()))
     state = current.state
     earlier = current.open_attempt
     has_ended = earlier is not None and earlier.phase in (Phase.AWAITING, Phase.WAITING)
@@ -254,9 +253,7 @@ def _answer(current: Request, operation: Operation, claim: Claim, settled: Settl
             signals.note(signals.operation_interrupted, current, logging.ERROR)
         case InProgress(by_lock=True):
             current.decided_by = "lock"
-    found = replayed(
-        settled, current.route, operation, claim, state.last_seconds.get(operation.name, 0.0)
-    )
+    found = replayed(settled, current.route, operation, claim, state.last_seconds)
     if not found.is_comparable:
         log.warning(
             "operation %s: the stored fingerprint was made in another way or with another key, so the"

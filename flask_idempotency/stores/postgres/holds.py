@@ -115,8 +115,7 @@ class PostgresHold:
         values = {**claim_values(claim), **more}
 
         def use() -> PostgresHold | Record | None:
-            engine, raw, held = messages.engine, None, None
-            found: PostgresHold | Record | None = None
+            engine, raw, held, ours = messages.engine, None, None, None
             pooled = checked_out(engine)
             try:
                 if LASTING.intersection(engine.get_execution_options()):
@@ -126,14 +125,15 @@ class PostgresHold:
                     held = held or Connection(engine, pooled)
                     held.begin()
                     found = cls.inside(messages, claim, held, first, lock, **more)
+                    ours = found if isinstance(found, PostgresHold) else None
                     return found
                 raw.take()
                 text = f"{first}BEGIN {{begin}};\n{lock}"
                 row = _read(raw.send(messages.prepared(text, raw.level), values))
                 if row["owner"] == claim.owner:
                     held = held or Connection(engine, pooled)
-                    found = cls(messages, claim, held, raw, row, values)
-                    return found
+                    ours = cls(messages, claim, held, raw, row, values)
+                    return ours
                 look = messages.prepared(statements.LOOK)
                 return record_in(claim.key, raw.send(look, values, ["ROLLBACK"]))
             except messages.Error as error:
@@ -141,7 +141,7 @@ class PostgresHold:
                     raise
                 return None
             finally:
-                if not isinstance(found, PostgresHold):
+                if ours is None:
                     give_back(held or pooled, raw)
 
         return messages.twice(use)

@@ -10,7 +10,7 @@ time-out and no heartbeat is part of the argument.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Engine, Table
@@ -41,7 +41,7 @@ class PostgresRecords:
         messages = Messages(engine, table)
         self._find: Callable[[], Messages] = lambda: messages
 
-    @property
+    @cached_property
     def messages(self) -> Messages:
         """What sends the statements. One of our own is made when it is first needed."""
         return self._find()
@@ -61,7 +61,7 @@ class PostgresRecords:
         return self._by(lambda: self.messages.own.briefly())  # noqa: PLW0108 -- made when it is needed
 
     def _by(self, find: Callable[[], Messages]) -> PostgresRecords:
-        records = copy(self)
+        records = PostgresRecords.__new__(PostgresRecords)
         records._find = find  # noqa: SLF001 -- of this class
         return records
 
