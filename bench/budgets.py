@@ -49,7 +49,7 @@ BUDGETS: dict[str, dict[str, float]] = {
         NETWORK[0.002]: 0.98,
     },
     "first, postgres": {
-        CALLS: 480,
+        CALLS: 400,
         REDIS: 0,
         POSTGRES: -1,
         WAITED: -1,
@@ -58,10 +58,10 @@ BUDGETS: dict[str, dict[str, float]] = {
         NETWORK[0.002]: 0.94,
     },
     "replay, hybrid": {CALLS: 520, REDIS: 1, POSTGRES: 1, TIME: 3.0, THROUGHPUT: 2.22},
-    "replay, postgres": {CALLS: 400, REDIS: 0, POSTGRES: 1, TIME: 2.4},
+    "replay, postgres": {CALLS: 360, REDIS: 0, POSTGRES: 2, TIME: 2.8},
     "duplicate, hybrid": {CALLS: 430, REDIS: 1, POSTGRES: 0, TIME: 2.2},
-    "unprotected bare view": {CALLS: 60, REDIS: 0, POSTGRES: 0, TIME: 1.02},
-    "unprotected empty view": {CALLS: 60, REDIS: 0, POSTGRES: 0, TIME: 1.02},
+    "unprotected bare view": {CALLS: 45, REDIS: 0, POSTGRES: 0, TIME: 1.02},
+    "unprotected empty view": {CALLS: 45, REDIS: 0, POSTGRES: 0, TIME: 1.02},
     RECORD: {BYTES: 450},
     WORKER: {MEMORY: 10, IMPORTS: 60},
 }
