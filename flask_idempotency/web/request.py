@@ -167,7 +167,8 @@ class Request(Subject):
     def close_with(self, request: flask.Request) -> None:
         """End what the request leaves open when Flask closes it, also when the worker has to exit.
 
-        A copy of its context, in a thread that the view started, ends nothing.
+        Flask does so behind all functions for its teardown. A copy of its context, in a thread that the
+        view started, ends nothing.
         """
         there = ref(request)  # it has us: a cycle would keep both alive
 

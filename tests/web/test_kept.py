@@ -147,7 +147,7 @@ def test_a_worker_that_is_told_to_exit_keeps_nothing(world, add_view):
 def test_an_exit_above_the_view_keeps_nothing_and_passes_as_it_is(app, world):
     """The view leaves its work to an ``after_request`` function, where the worker is told to exit."""
     exits, torn_down = [SystemExit(1)], []
-    app.teardown_request_funcs[None].insert(0, torn_down.append)
+    app.teardown_request(torn_down.append)
 
     @app.post("/payments")
     @idempotent
