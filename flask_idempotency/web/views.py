@@ -221,7 +221,7 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
 
 def _placed(state: AppState, route: Route, claim: Claim) -> tuple[Records, DecisionEngine, Claim]:
     """Where to claim, and the connection whose transaction an atomic operation is to continue."""
-    if (test := state.of_test()) is not None:
+    if state.app.config["TESTING"] and (test := state.of_test()) is not None:
         refuse_inside(state)
         joining_session(state.sessions)
         return *test, claim
