@@ -91,5 +91,5 @@ class _Waiting:
 
     def _end(self, _session: Session, ended: SessionTransaction) -> None:
         self.calls.pop(ended, None)  # it was rolled back
-        if ended.parent is None and self.calls:
+        if ended.parent is None:
             call_all(self.calls.pop(None, []), "db.session")

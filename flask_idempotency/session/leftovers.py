@@ -69,7 +69,7 @@ def has_written(connection: Connection) -> bool:
     """
     if (transaction := transaction_of(connection)) is not None:
         return transaction.has_written()
-    if connection.invalidated or not connection.in_transaction() or connection in of_tests:
+    if not connection.in_transaction() or connection in of_tests:
         return False
     if connection.dialect.name != "postgresql":
         return bool(getattr(connection.connection.driver_connection, "in_transaction", True))

@@ -241,7 +241,7 @@ class OpenTransaction(Running):
                 )
             return bind
         has_begun = connection in found
-        is_elsewhere = found and not has_begun and any(each.engine.pool is pool for each in found)
+        is_elsewhere = not has_begun and any(each.engine.pool is pool for each in found)
         if is_elsewhere or bind not in (engine, connection):
             transaction.refuse(
                 f"a session of the view of {self.operation.name} has a connection of its own, as its"
@@ -343,7 +343,6 @@ class OpenTransaction(Running):
         finally:
             for session, mode in self._modes.items():
                 session.join_transaction_mode = mode
-            self._modes.clear()
             super().end()
 
 

@@ -251,11 +251,8 @@ class OperationTransaction:
             return
         if done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
-            was_shown = self.raw.is_shown
             self._exchange(again())
             self.first = FIRST
-            if was_shown:
-                self.raw.show()
         else:
             self._waiting = [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
             if not self.leaving:
@@ -387,9 +384,7 @@ class OperationTransaction:
 
     def commit(self, text: str, values: dict[str, Any]) -> None:
         """Send the last message, with what waits in front of it, and commit."""
-        root = self.connection.get_transaction()
-        if root is None or not root.is_active:
-            raise NotAtomic(NOT_OURS)
+        root: Any = self.connection.get_transaction()
         self.running = None  # what a listener for the commit writes is part of it
         self._last = lambda: self.raw.commit(text, values, self._waiting)
         try:

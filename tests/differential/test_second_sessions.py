@@ -142,6 +142,13 @@ def the_first_session_rolls_back_after_the_second_committed(world):
     world.commit()
 
 
+family.add(
+    "the first session, that was used before the view, rolls back after the second committed",
+    the_first_session_rolls_back_after_the_second_committed,
+    before=lambda world: world.sql("select count(*) from account"),
+)
+
+
 @family()
 def the_first_session_keeps_a_savepoint_that_the_second_committed_in(world):
     with world.session.begin_nested():
@@ -161,6 +168,20 @@ def the_first_session_commits_while_the_second_is_at_work(world):
         world.session.flush()
         first.commit()
         world.session.rollback()
+    world.pay(2)
+    world.commit()
+
+
+@family(expect=EQUAL_OR_REFUSED)
+def the_first_session_rolls_back_while_the_second_is_at_work(world):
+    """Its rollback undoes none of what the second one commits."""
+    first = world.session()
+    read(world)
+    with world.app.app_context():
+        world.audit("helper")
+        world.session.flush()
+        first.rollback()
+        world.commit()
     world.pay(2)
     world.commit()
 

@@ -103,6 +103,17 @@ def test_a_rollback_of_the_view_is_its_own(world, pays):
     assert amounts(world) == [5, 2]
 
 
+def test_a_commit_past_the_session_is_refused(world, pays):
+    def during():
+        write(world, 1)
+        world.db.session.flush()
+        world.db.session.connection().connection.commit()
+
+    pays(during=during)
+    assert world.post().status_code == 500
+    assert world.count() == 0
+
+
 @pytest.mark.parametrize("statement", ["select 1 / 0", "select 1"])
 def test_an_error_undoes_what_the_view_has_committed(world, pays, statement):
     """Of the database, or of the view."""

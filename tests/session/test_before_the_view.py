@@ -256,6 +256,19 @@ for before, expect in ((adds_and_flushes, EQUAL), (adds, Refused("nobody committ
     )
 
 
+@stays(before=adds_and_flushes)
+def a_begin_nested_that_fails(world):
+    fails_nested(world)
+    pays(world)
+
+
+@stays(before=asks("select 1"))
+def a_rollback_and_after_the_commit_a_function_that_may_write(world):
+    world.session.rollback()
+    pays(world)
+    world.sql("select txid_current_if_assigned()")
+
+
 @stays.in_every_store()
 def test_what_was_done_before_the_view_commits_with_it_or_is_undone(hold, case, store):
     hold(case, store)

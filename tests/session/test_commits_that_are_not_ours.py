@@ -241,6 +241,11 @@ for way in WAYS:
         family.add(f"{what}, {name}", way(end))
 for what in ("commit of the driver's connection", "rollback of the driver's connection"):
     named.add(f"{what}, uncaught", uncaught(OF_THE_DRIVER[what]))
+of_the_driver.add(
+    "commit of the pool's connection, failing, in a transaction that the driver had begun",
+    failing(OF_THE_DRIVER["commit of the pool's connection"]),
+    before=lambda world: world.sql("select count(*) from account"),
+)
 named.add(
     "the driver's commit, and it is rolled back",
     rolled_back(OF_THE_DRIVER["commit of the driver's connection"]),

@@ -107,7 +107,7 @@ for what, before in {"nothing": None, "a read": reads}.items():
 
 def audits(world, bind, session=None):
     insert = sa.insert(world.Audit.__table__).values(text="audited")
-    (session or world.session).execute(insert, bind_arguments={"bind": bind})
+    (session or world.session).execute(insert, bind_arguments={"bind": bind} if bind else {})
 
 
 def audits_by_itself(end):
@@ -152,6 +152,29 @@ def the_engine_given_as_a_bind(world):
     audits(world, world.engine)
     world.session.rollback()
     audits(world, world.engine)
+    pays(world)
+
+
+@family(pool=2, expect=Refused("on the engine"))
+def an_engine_that_isolates_otherwise_given_as_a_bind(world):
+    audits(world, world.engine.execution_options(isolation_level="SERIALIZABLE"))
+    pays(world)
+
+
+def another_session_begins(world):
+    world.here["other"] = sessions.factory_of(world.app, world.db)()
+    world.here["other"].execute(sa.text("select 1"))
+
+
+@family(
+    before=another_session_begins,
+    teardown=lambda world, _error: world.here["other"].close(),
+    pool=2,
+    expect=Refused("connection of its own"),
+)
+def another_session_that_had_begun_before_the_view(world):
+    audits(world, None, world.here["other"])
+    world.here["other"].commit()
     pays(world)
 
 

@@ -243,6 +243,25 @@ for what, read in READS.items():
 
 
 @equal()
+def a_setting_of_the_drivers_connection(world):
+    driver = world.session.connection().connection.dbapi_connection
+    found = driver.cursor_factory
+    driver.cursor_factory = type("Own", (type(driver.cursor()),), {})
+    world.note(type(driver.cursor()).__name__)
+    driver.cursor_factory = found
+    pays(world)
+
+
+@equal()
+def a_connection_asked_for_after_a_failure(world):
+    with world.catching():
+        world.sql("select 1 / 0")
+    world.session.connection()
+    world.session.rollback()
+    pays(world)
+
+
+@equal()
 def a_nested_transaction_that_failed_is_committed(world):
     """The error was caught inside: the server refuses the RELEASE, and what was done is undone."""
     nested = world.session.begin_nested()

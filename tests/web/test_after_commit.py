@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import pytest
-from flask import abort
-from sqlalchemy import event
+from flask import Flask, abort
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import event, text
 
 from flask_idempotency import NotAtomic, after_commit, idempotent
 
@@ -165,13 +166,14 @@ def test_what_a_run_leaves_to_be_committed(world):
         add_payment(world)
         after_commit(lambda: seen.append(seen_from_outside(world)))
         world.db.session.commit()
+        seen.append("committed")
         return 1
 
     with world.app.app_context():
         for atomic in (True, False):
             name = f"work-{atomic}"
             assert world.idempotency.run("a", work, scope="alice", name=name, atomic=atomic) == 1
-    assert seen == [[5], [5, 5]]
+    assert seen == ["committed", [5], "committed", [5, 5]]
 
 
 def test_what_was_asked_for_before_a_leased_operation(world):
@@ -346,3 +348,19 @@ def test_what_was_rolled_back_is_not_kept(world):
         assert kept() is None
         add_payment(world)
         world.db.session.commit()
+
+
+def test_where_the_extension_is_not_set_up():
+    """A module that several programs share: it waits for the session's commit there, too."""
+    heard = []
+    after_commit(lambda: heard.append("no application"))
+    app, db = Flask(__name__), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = "sqlite://"
+    db.init_app(app)
+    with app.app_context():
+        db.session.execute(text("create table one (a int)"))
+        db.session.execute(text("insert into one values (1)"))
+        after_commit(lambda: heard.append("committed"))
+        assert heard == ["no application"]
+        db.session.commit()
+    assert heard == ["no application", "committed"]
