@@ -164,17 +164,22 @@ SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
 # Completing and committing in one message. The view may have set a role that may not see the record, or
 # a commit that does not wait for the disk: put right first. If this is still the transaction that
 # locked the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either
-# is not so, the statement fails (division by zero) and nothing is committed: a row count would be lost,
-# as the UPDATE is sent together with COMMIT.
-_STILL_OURS = "SET LOCAL role = {role};\nWITH done AS ("
-_OR_FAIL = """
-   AND pg_catalog.txid_current() = %(xid)s RETURNING 1)
-SELECT 1 / pg_catalog.count(*)::int,
-       pg_catalog.set_config('synchronous_commit', %(synchronous_commit)s, true) FROM done"""
-FINISH = f"{_STILL_OURS}{SQL.finish}{_OR_FAIL}"
+# is not so, a statement fails (division by zero) and nothing is committed. A row count would not do:
+# that of an UPDATE sent together with COMMIT is lost. So the row is read back; as it was locked, only
+# this transaction can have completed it. Reading it also lets PostgreSQL prune its page: the room of
+# older rows' first versions is used again at once, not after a VACUUM.
+_ONE_OR_FAIL = """SELECT 1 / pg_catalog.count(*)::int,
+       pg_catalog.set_config('synchronous_commit', %(synchronous_commit)s, true)"""
+_STILL_OURS = "AND pg_catalog.txid_current() = %(xid)s"
+FINISH = f"""SET LOCAL role = {{role}};
+{SQL.finish};
+{_ONE_OR_FAIL} FROM {{table}}
+ WHERE key = %(key)s AND owner = %(owner)s AND state = 'completed' {_STILL_OURS}"""
 
 # A step whose writes commit with it ends the transaction that holds its row.
-FINISH_STEP = f"{_STILL_OURS}{SQL.record_step}{_OR_FAIL}"
+FINISH_STEP = f"""SET LOCAL role = {{role}};
+WITH done AS ({SQL.record_step} {_STILL_OURS} RETURNING 1)
+{_ONE_OR_FAIL} FROM done"""
 
 # Waits for the holder's row lock, in the server: no polling, and a dead holder counts at once.
 # KEY SHARE is the weakest lock that conflicts with FOR UPDATE.
