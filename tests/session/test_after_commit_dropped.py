@@ -60,6 +60,15 @@ def rolled_back_by_hand(work):
     work.session.commit()
 
 
+def rolled_back_without_a_row(work):
+    work.session.connection()
+    nested = work.nested()
+    after_commit(lambda: work.called.append("undone"))
+    nested.rollback()
+    work.asks("done")
+    work.session.commit()
+
+
 def released(work):
     with work.nested():
         work.asks("done")
@@ -140,6 +149,7 @@ CALLED = {
     raised_in_it: ["before", "after"],
     raised_in_it_flushed: ["before", "after"],
     rolled_back_by_hand: ["done"],
+    rolled_back_without_a_row: ["done"],
     released: ["done"],
     released_in_one_that_is_undone: ["done"],
     undone_in_one_that_is_released: ["outer", "outer again"],

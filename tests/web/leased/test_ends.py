@@ -90,6 +90,18 @@ def test_what_the_caller_of_run_would_commit_is_refused(world, caplog):
     assert world.count() == 0
 
 
+def test_an_error_inside_run_is_raised_in_place_of_that(world):
+    def pay_and_fail():
+        pay_without_commit(world)
+        raise OSError("as asked")
+
+    with world.app.app_context():
+        with pytest.raises(OSError, match="as asked"):
+            world.idempotency.run("key", pay_and_fail, scope="s", name="pay", atomic=False)
+        world.db.session.commit()
+    assert world.count() == 0
+
+
 def pay_without_commit(world):
     world.db.session.add(world.Payment(amount=1))
 
