@@ -243,6 +243,13 @@ for what, read in READS.items():
 
 
 @equal()
+def an_attribute_set_to_what_it_was_and_no_commit(world):
+    pays(world)
+    account = world.session.query(world.Account).filter_by(name="alice").one()
+    account.balance = account.balance + 0
+
+
+@equal()
 def a_setting_of_the_drivers_connection(world):
     driver = world.session.connection().connection.dbapi_connection
     found = driver.cursor_factory
