@@ -399,7 +399,7 @@ def test_two_operations_in_a_tests_transaction_are_two(tested, add_view):
     assert tested.post(key="a", json={"amount": 6}).status_code == 422
 
 
-def test_a_duplicate_in_the_middle_meets_the_first(tested):
+def test_a_duplicate_that_the_view_sends_itself_fails_with_it(tested):
     runs, inner = [], []
 
     @tested.app.post("/payments")
@@ -413,10 +413,10 @@ def test_a_duplicate_in_the_middle_meets_the_first(tested):
         tested.db.session.commit()
         return {}, 201
 
+    assert tested.post(key="a").status_code == 500
+    assert (runs, inner, tested.seen()) == ([1], [500], 0)
     assert tested.post(key="a").status_code == 201
-    assert (runs, tested.seen()) == ([1], 1)
-    assert inner[0] in {409, 500}  # in progress, or refused as a request inside an operation
-    assert tested.post(key="a").headers["Idempotent-Replayed"] == "true"
+    assert (runs, tested.seen()) == ([1, 2], 1)
 
 
 def test_a_duplicate_in_another_thread_meets_the_first(tested, add_view, gate, background):
