@@ -47,6 +47,15 @@ def test_every_mark_stands_before_a_block(page):
     assert not re.search(r"^ +```(python|http)", text, re.MULTILINE), "indented, so not found"
 
 
+def test_contributing_names_files_that_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?!build/)[\w.-]+/[\w./-]+\.(?:py|md|svg))`", text)
+    places = [ROOT, ROOT / "flask_idempotency"]
+    gone = [name for name in named if not any((place / name).exists() for place in places)]
+    assert named
+    assert gone == []
+
+
 def test_the_api_page_has_every_public_name():
     text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     shown = re.findall(
