@@ -35,7 +35,7 @@ from flask_idempotency.stores.redis import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite import SqliteRecords
 from flask_idempotency.stores.table import define_table
-from flask_idempotency.web import hooks, run
+from flask_idempotency.web import run, views
 from flask_idempotency.web.forms import idempotency_field
 from flask_idempotency.web.routes import EXEMPT, AppState, app_state, states
 from flask_idempotency.web.settings import (
@@ -115,7 +115,7 @@ class Idempotency:
         joining.install(sessions)
         for each in state.engines.values():
             transaction.hook(each, stray.hear)
-        hooks.register(app, state)
+        views.register(app, state)
         app.add_template_global(idempotency_field)
         app.extensions["idempotency"] = state
 

@@ -158,7 +158,7 @@ def _protection(state: AppState, endpoint: str, method: str) -> Route | None:
         routes.refuse_misplaced(state, endpoint)
     if given is None:
         return None
-    route = given.resolved(state.settings, state.scope, endpoint)
+    route = routes.resolved(state, given, endpoint)
     routes.refuse_unsupported(state, route)
     state.engines_of(route.other_binds)
     return route

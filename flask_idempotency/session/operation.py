@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -344,15 +343,6 @@ class OpenTransaction(Running):
             for session, mode in self._modes.items():
                 session.join_transaction_mode = mode
             super().end()
-
-
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call what may end an operation in a thread, in a copy of the present context."""
-    try:
-        return await asyncio.to_thread(function, *args)
-    finally:  # it has ended in the copy alone
-        if (running := innermost.get()) is not None and not running.is_open:
-            innermost.set(running.outer)
 
 
 def running_operation() -> Running | None:

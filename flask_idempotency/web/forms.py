@@ -29,7 +29,7 @@ from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 
 from .body import Form
-from .routes import AppState, app_state, route_of
+from .routes import AppState, app_state, resolved, route_of
 from .settings import Route
 
 FIELD = "idempotency_key"
@@ -84,13 +84,13 @@ def read_field(value: str, app: Flask, route: Route, scope: Scope) -> tuple[str,
 def _addressee(state: AppState, endpoint: str | None) -> Route:
     """The options of the view that a form is sent to; without a name if it may be any."""
     if endpoint is None:
-        return Route().resolved(state.settings, state.scope)
+        return resolved(state, Route())
     if endpoint.startswith("."):
         endpoint = f"{request.blueprint}{endpoint}" if request.blueprint else endpoint[1:]
     route = route_of(state, endpoint, "POST")
     if route is None:
         raise ConfigurationError(f"idempotency_field: {endpoint} is not a protected endpoint for POST")
-    return route.resolved(state.settings, state.scope, endpoint)
+    return resolved(state, route, endpoint)
 
 
 def _signer(app: Flask, scope: Scope, form: str) -> TimestampSigner:

@@ -91,12 +91,17 @@ def app_state(app: Flask) -> AppState:
     return state
 
 
+def resolved(state: AppState, route: Route, endpoint: str = "") -> Route:
+    """The options of a route for one endpoint, with nothing left open."""
+    return route.resolved({**vars(state.settings), "scope": state.scope, "name": endpoint})
+
+
 def protected_routes(state: AppState) -> Iterator[tuple[Rule, str, Route]]:
     """Every method of a URL rule that is protected, in the order of the URL map, with its options."""
     for rule in state.app.url_map.iter_rules():
         for method in sorted(rule.methods or ()):
             if (route := route_of(state, rule.endpoint, method)) is not None:
-                yield rule, method, route.resolved(state.settings, state.scope, rule.endpoint)
+                yield rule, method, resolved(state, route, rule.endpoint)
 
 
 def route_of(state: AppState, endpoint: str, method: str) -> Route | None:

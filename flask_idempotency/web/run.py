@@ -37,7 +37,7 @@ from .request import (
     new_operation,
     present_operation,
 )
-from .routes import AppState, app_state, refuse_unsupported
+from .routes import AppState, app_state, refuse_unsupported, resolved
 from .settings import NOT_GIVEN, Route, RunOptions, read_options
 from .signals import reject
 from .steps import encoded
@@ -122,7 +122,7 @@ def _read_route(state: AppState, function: Callable[..., Any], options: RunOptio
         raise ConfigurationError(
             "run() cannot await an async def function: pass a plain one that calls asyncio.run"
         )
-    route = read_options(options, RunOptions.__annotations__).resolved(state.settings, state.scope)
+    route = resolved(state, read_options(options, RunOptions.__annotations__))
     route = replace(route, name=route.name or _name(function))
     refuse_unsupported(state, route)
     return route

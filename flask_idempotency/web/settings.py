@@ -305,9 +305,8 @@ class Route:
     skip: Skip | None = _row(None, _that(callable, "a callable that takes the request, or None"))
     given: Route | None = field(default=None, repr=False, compare=False)
 
-    def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
-        """The same for one endpoint, with nothing left open."""
-        defaults = {**vars(settings), "scope": scope, "name": endpoint}
+    def resolved(self, defaults: Mapping[str, Any]) -> Route:
+        """The same with nothing left open."""
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
 

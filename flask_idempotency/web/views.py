@@ -1,12 +1,22 @@
-"""``@idempotent``: the protection around a view, and what a request to one does.
+"""``@idempotent``, and a request's way: :func:`before`, :func:`enter`, :func:`after`.
 
-It claims, runs and commits, or responds at once. Everything here happens where the view would run,
-innermost: only a request that has passed every check of the application gets a replay, just as only
-such a request runs the view.
+* ``before`` is the first ``url_value_preprocessor``, and comes before all ``before_request`` functions:
+  it finds out what protects the endpoint. It rejects nothing: what is wrong becomes the response where
+  the view would run, after the application's own functions, on which their counterparts after the
+  request rely.
+* ``enter`` is where the view would run, innermost: only a request that has passed every check of the
+  application gets a replay, just as only such a request runs the view. It claims, and then the view
+  runs, or responds at once.
+* ``after`` is the last ``after_request`` function: it completes what waits for a commit above the view,
+  and lets some responses be followed by a purge.
+
+What Flask made no response of ends as Flask closes the request: see :meth:`.Request.close_with`. A
+``teardown_request`` function would be called after each request, protected or not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Callable
@@ -15,35 +25,43 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 import flask
-from flask import Response, views
+from flask import Flask, Response, views
 
 from flask_idempotency.core.engine import DecisionEngine, Execution, InProgress, Interrupted, Settled
-from flask_idempotency.core.errors import (
-    ConfigurationError,
-    NotAtomic,
-    Problem,
-    StoreUnavailable,
-)
+from flask_idempotency.core.errors import ConfigurationError, NotAtomic, Problem, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim
-from flask_idempotency.flask_context import functions_after_request, needed_app, needed_request
+from flask_idempotency.flask_context import (
+    functions_after_request,
+    needed_app,
+    needed_request,
+    present_request,
+)
 from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
-from flask_idempotency.session.operation import Operation, in_thread, running_operation
+from flask_idempotency.session.operation import Operation, running_operation
 
 from . import signals
 from .attempt import Attempt, LeasedAttempt
 from .observe import observe
-from .request import (
-    Request,
-    found_for_old,
-    is_outermost_request,
+from .request import Request, found_for_old, is_outermost_request
+from .response import answer, handle_problem, keep_from_caches, replay, replayed
+from .routes import (
+    ROUTE,
+    AppState,
+    app_state,
+    name_of,
+    needs_protect,
+    note_decorated,
+    refuse_misplaced,
+    refuse_unsupported,
+    resolved,
+    route_of,
 )
-from .response import handle_problem, replay, replayed
-from .routes import ROUTE, AppState, app_state, note_decorated, refuse_unsupported
-from .settings import Route, RouteOptions, read_options
+from .settings import SAFE_METHODS, Route, RouteOptions, read_options
+from .signals import tell_mistake
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,39 +116,104 @@ def _decorated(view: View, route: Route) -> View:
 
 def protected(view: View, route: Route) -> View:
     """The view with the protection of ``route`` around it."""
-    if inspect.iscoroutinefunction(view):
+    is_async = inspect.iscoroutinefunction(view)
 
-        @wraps(view)
-        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            entered = enter(route)
-            if not isinstance(entered, Attempt):
-                return await view(*args, **kwargs) if entered is None else entered
-            with entered:
-                try:
-                    result = await view(*args, **kwargs)
-                except Exception as error:
-                    return await in_thread(entered.raised, error)
-                # What the view registered may be async, too, and cannot run in this event loop.
-                return await in_thread(entered.returned, result)
+    @wraps(view)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_async and asyncio._get_running_loop() is not None:  # noqa: SLF001 -- in its __all__
+            raise ConfigurationError(
+                f"{name_of(view)} is called inside an event loop, by an async decorator or view: put"
+                " async decorators below @idempotent, which runs the view as Flask does"
+            )
+        entered = enter(route)
+        if isinstance(entered, Response):
+            return entered
+        function = needed_app().ensure_sync(view) if is_async else view
+        if entered is None:
+            return function(*args, **kwargs)
+        with entered:
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:
+                return entered.raised(error)
+            return entered.returned(result)
 
-        wrapper: Callable[..., Any] = async_wrapper
-    else:
-
-        @wraps(view)
-        def sync_wrapper(*args: Any, **kwargs: Any) -> Any:
-            entered = enter(route)
-            if not isinstance(entered, Attempt):
-                return view(*args, **kwargs) if entered is None else entered
-            with entered:
-                try:
-                    result = view(*args, **kwargs)
-                except Exception as error:
-                    return entered.raised(error)
-                return entered.returned(result)
-
-        wrapper = sync_wrapper
     setattr(wrapper, ROUTE, route)
     return cast("View", wrapper)
+
+
+def register(app: Flask, state: AppState) -> None:
+    """Put the functions of a request's way on ``app``."""
+    # First: what a function of the application does may depend on the key, or be about the response.
+    app.url_value_preprocessors.setdefault(None, []).insert(0, partial(before, state))
+    # Flask runs these from the last to the first, so ours come after all others.
+    app.after_request_funcs.setdefault(None, []).insert(0, after)
+    if Problem not in app.error_handler_spec[None][None]:
+        app.register_error_handler(Problem, answer)
+
+
+def before(state: AppState, endpoint: str | None, _values: object) -> None:
+    """Begin the request to a protected endpoint, as far as that needs no user and no store."""
+    request: flask.Request = present_request()
+    current = Request(state, request)
+    if endpoint is None or not state.settings.enabled:
+        return
+    place, view = (endpoint, request.method), state.app.view_functions[endpoint]
+    if place not in state.known or state.known[place][0] is not view:
+        state.known[place] = _find(state, *place)
+    current.dispatched = route = state.known[place][1]
+    if route is None:
+        return
+    try:
+        current.prepare(request, route)
+    except Exception:
+        if route.enforce:
+            raise
+        current.skipped = True  # nobody notices what is only observed
+
+
+def _find(state: AppState, endpoint: str, method: str) -> tuple[Any, Route | None]:
+    """The endpoint's view, and the options that protect this method of it.
+
+    What ``protect`` covers gets its protection here. A mistake is logged; what is only observed runs
+    all the same.
+    """
+    views, found = state.app.view_functions, None
+    try:
+        found = route_of(state, endpoint, method)
+        if found is not None and found.methods and not hasattr(views[endpoint], ROUTE):
+            methods = [name for name in found.methods if needs_protect(views[endpoint], name)]
+            found = replace(found, methods=methods)
+            views[endpoint] = protected(views[endpoint], found)
+        if (found is None or found.methods) and method not in SAFE_METHODS:
+            refuse_misplaced(state, endpoint)
+        route = None if found is None else resolved(state, found, endpoint)
+        if route is not None:
+            refuse_unsupported(state, route)
+    except ConfigurationError as error:
+        tell_mistake(state, endpoint, error)
+        if resolved(state, found or BARE).enforce:
+            raise
+        route = None
+    return views[endpoint], route
+
+
+def after(response: Response) -> Response:
+    """End an operation that waited for this; keep caches away from a replay."""
+    current: Request | None = getattr(present_request(), "_flask_idempotency", None)
+    if current is None:
+        return response
+    if current.observation is not None:
+        current.end_observation(response, None)
+    attempt = current.open_attempt
+    if attempt is not None and attempt.phase is Phase.WAITING:
+        attempt.complete(response)
+    purge = current.state.purge
+    if purge is not None and current.attempt is not None and purge.is_due():
+        response.call_on_close(purge)
+    if current.is_replay:
+        keep_from_caches(response)
+    return response
 
 
 def enter(route: Route) -> Attempt | Response | None:
@@ -151,7 +234,7 @@ def enter(route: Route) -> Attempt | Response | None:
     if not is_view:  # a function that a view calls, or a request that the hooks have not seen
         if not route.applies_to(request.method):
             return None
-        found = route.resolved(state.settings, state.scope, request.endpoint or "")
+        found = resolved(state, route, request.endpoint or "")
         if found.enforce:
             refuse_unsupported(state, found)
         current.prepare(request, found)
@@ -191,7 +274,7 @@ def _refuse_second(current: Request) -> NoReturn:
         " can be that of one operation alone: let one call the other, or use Idempotency.run() with a"
         " key for each; and let what tries again do so below @idempotent"
     )
-    signals.tell_mistake(current.state, current.name, mistake)
+    tell_mistake(current.state, current.name, mistake)
     raise mistake
 
 

@@ -126,6 +126,22 @@ def test_an_async_method_of_a_class(app, pay, assert_runs_once):
     assert_runs_once()
 
 
+def test_an_async_decorator_above_is_refused_by_name(app, world, caplog):
+    @idempotent
+    async def payments():
+        ran.append(1)
+        return {}, 201
+
+    async def hidden():
+        return await payments()
+
+    ran = []
+    app.post("/payments")(hidden)
+    assert world.post().status_code == 500
+    assert "payments is called inside an event loop" in caplog.text
+    assert not ran
+
+
 def guarded(view):
     """What login extensions do."""
 
