@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from . import process
-from .errors import RecordBroken, StoreUnavailable
+from . import errors, process
+from .logs import log
 from .machine import Next, Situation, decide, runs_again, situation
-from .ports import Glance, Hold, Lease, Lock, Records, Sealer
+from .ports import Glance, Hold, Lock, Records, Sealer
 from .records import Claim, Record, State, StoredResponse
 
 ROUNDS = 4
@@ -30,6 +30,12 @@ drop notifications."""
 MAX_WAITERS = 4
 """How many requests of a process wait at once, unless the pool is small. Each occupies a thread
 and a connection; a gunicorn worker with eight threads can still serve others with half of them."""
+
+_SPENT = "The operation was begun too often without success; an operator must decide."
+_NOT_COMPARABLE = (
+    "operation %s: the stored fingerprint was made in another way or with another key, so the stored"
+    " response is replayed"
+)
 
 SETTLE_SECONDS = 0.1
 """How long an atomic operation that is to be given up is left alone first. A claim locks its row a
@@ -67,38 +73,43 @@ class _Patience:
 class Execution:
     """One attempt at an operation, from its claim to its end: the operation is ours to run.
 
-    It belongs to the process that made the claim, ``pid``. In a child forked since, what would end it
-    raises ``LeaseLost``, and ``abandon`` does nothing.
+    It belongs to the process that made the claim. In a child forked since, what would end it raises
+    ``LeaseLost``, and ``abandon`` does nothing.
     """
 
-    def __init__(
-        self, engine: DecisionEngine, hold: Hold, claim: Claim, mine: bool, found: Record | None
-    ) -> None:
-        self.hold, self.claim, self.pid = hold, claim, claim.pid
-        self.took_over = found is not None and not found.expired
-        self.was_interrupted = found is not None and situation(found) is Situation.INTERRUPTED
-        self.was_released = found is not None and found.released is not None
-        self._engine, self._mine = engine, mine
+    has_lock = False  # until the lock knows of its end
 
-    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
+    def __init__(self, engine: DecisionEngine, hold: Any, claim: Claim, found: Record | None) -> None:
+        self.hold, self.claim, self._engine = hold, claim, engine
+        self.took_over = found is not None and not found.expired
+        self.was_interrupted = situation(found) is Situation.INTERRUPTED
+        self.was_released = found is not None and found.released is not None
+        self._began = engine.clock.monotonic()
+
+    def complete(self, response: StoredResponse, *, waits: bool = False) -> float:
         """Store the response and commit, durably, while the lock is told.
 
-        ``waits``: see ``Lease.complete``. Errors: see ``Hold.complete``. After one, ``abandon``.
+        Returns how many seconds the attempt took. ``waits``: see ``Lease.complete``. Errors: see
+        ``Hold.complete``. After one, ``abandon``.
         """
+        engine = self._engine
         self.claim.refuse_in_child()
-        sealed = self._engine.sealer.seal(response, self.claim)
-        lock_is_told = self._engine.lock.finish(self.claim)
+        sealed = engine.sealer.seal(response, self.claim)
+        lock_is_told = engine.lock.finish(self.claim)
         # If this fails, the lock sends retries to the records for nothing, which costs them a look.
         try:
             self.hold.complete(sealed, **({"waits": True} if waits else {}))
-            self._mine = False
+            self.has_lock = False
         finally:
             lock_is_told()
+        seconds: float = engine.clock.monotonic() - self._began
+        engine.last_seconds[self.claim.name] = seconds
+        return seconds
 
     def release(self) -> None:
         """Give an operation with a lease back, so that the same key may try again."""
         self.claim.refuse_in_child()
-        cast("Lease", self.hold).release()
+        self.hold.release()
         self.abandon()
 
     def abandon(self, *, at_once: bool = True) -> None:
@@ -106,57 +117,27 @@ class Execution:
 
         Not ``at_once``: the lease runs out by itself.
         """
-        if self.pid != process.number:
+        if self.claim.pid != process.number:
             return
         try:
             if at_once:
                 self.hold.abandon()
         finally:
-            if self._mine:
-                self._mine = False
+            if self.has_lock:
+                self.has_lock = False
                 self._engine.lock.release(self.claim)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The operation has finished in its ``attempt``: replay its response.
-
-    Not ``is_comparable``: nobody can tell whether the request is the same.
-    """
+    """The operation has finished in its ``attempt``: replay its response."""
 
     response: StoredResponse
     attempt: int
-    is_comparable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class InProgress:
-    """Another request is running the operation, for at most ``seconds`` if that is known.
-
-    ``by_lock``: so says the lock, and nobody has asked the records.
-    """
-
-    seconds: float | None = None
-    by_lock: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """The operation started, its lease is over, and nobody knows how far it got.
-
-    Or it was begun as often as the claim allows.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The key was used for a different request, which has ``finished`` or not."""
-
-    finished: bool
-
-
-Settled = Replay | InProgress | Interrupted | Mismatch
-Decision = Execution | Settled
+Decision = Execution | Replay
+"""What a request gets. In all other cases it gets a :class:`Problem`."""
 
 
 class DecisionEngine:
@@ -174,8 +155,10 @@ class DecisionEngine:
         clock: Any,
         max_waiters: int = MAX_WAITERS,
     ) -> None:
-        self._records, self.lock, self.sealer, self._clock = records, lock, sealer, clock
+        self._records, self.lock, self.sealer, self.clock = records, lock, sealer, clock
         self.max_waiters, self._places = max_waiters, threading.Semaphore(max_waiters)
+        # How long each operation took here, by its name: what a duplicate is told to wait.
+        self.last_seconds: dict[str, float] = {}
 
     def decide(
         self,
@@ -189,28 +172,33 @@ class DecisionEngine:
 
         ``on_interrupted`` is the route's: whether an interrupted operation is taken over or left alone.
         ``found`` is the record, if the caller has just looked it up.
-        Raises ``StoreUnavailable`` if the records cannot be reached, and ``LeaseLost`` in a child that
-        was forked since the claim was made: a fork copies all greenlets, and the parent's goes on.
+        Raises ``KeyReused``, ``RequestInProgress`` or ``OperationInterrupted`` where it is not this
+        request's to run, ``StoreUnavailable`` if the records cannot be reached, and ``LeaseLost`` in a
+        child that was forked since the claim was made: a fork copies all greenlets, and the parent's
+        goes on.
         """
         glance = self.lock.acquire(claim)
-        patience = _Patience(wait, self._clock, self._places)
+        patience = _Patience(wait, self.clock, self._places)
         if glance is Glance.BUSY and patience.left() <= 0:
-            return InProgress(by_lock=True)
-        mine = glance is Glance.MINE
+            problem = self._in_progress(claim, None)
+            problem.by_lock = True
+            raise problem
         decision: Decision | None = None
         try:
             # Whoever gets a free lock is most likely a first request: it claims without looking.
-            if found is None and not mine:
+            if found is None and glance is not Glance.MINE:
                 found = self._records.look(claim.key)
-            decision = self._settle(claim, found, mine, patience, on_interrupted)
+            decision = self._settle(claim, found, patience, on_interrupted)
             return decision
         finally:
             patience.end()
-            if mine and not isinstance(decision, Execution) and claim.pid == process.number:
-                if isinstance(decision, Replay) or decision == Mismatch(finished=True):
-                    self.lock.finish(claim)()
-                else:
+            if glance is Glance.MINE and claim.pid == process.number:
+                if decision is None:
                     self.lock.release(claim)
+                elif isinstance(decision, Execution):
+                    decision.has_lock = True
+                else:
+                    self.lock.finish(claim)()
 
     def look(self, key: bytes) -> Record | None:
         """The record as it is now, with its response decrypted. Claims nothing.
@@ -223,23 +211,18 @@ class DecisionEngine:
         return replace(record, response=self.opened(record))
 
     def _settle(
-        self,
-        claim: Claim,
-        record: Record | None,
-        mine: bool,
-        patience: _Patience,
-        policy: object,
+        self, claim: Claim, record: Record | None, patience: _Patience, policy: object
     ) -> Decision:
-        """Claim, or find out who did. ``mine``: the lock is this claim's."""
+        """Claim, or find out who did."""
         rounds = 0
         while True:
             claim.refuse_in_child()
             step, tried = decide(record, claim), record
-            taken = self._take(step, record, claim, mine, policy)
-            if taken is not None and not isinstance(taken, Record):
+            taken = self._take(step, record, claim, policy)
+            if isinstance(taken, Decision):
                 return taken
             if rounds == ROUNDS:
-                raise StoreUnavailable
+                raise errors.StoreUnavailable
             if step is not Next.LET_RUN:
                 # Not getting a hold may mean held, finished just now or gone. So look once more.
                 record = taken or self._records.look(claim.key)
@@ -248,51 +231,63 @@ class DecisionEngine:
                 rounds += 1
                 continue
             if (left := patience.left()) <= 0:
-                return InProgress(record.lease_left)
+                raise self._in_progress(claim, record.lease_left)
             if found is Situation.LEASED:
-                patience.spend(min(left, POLL_SECONDS), self._clock.sleep)
+                patience.spend(min(left, POLL_SECONDS), self.clock.sleep)
             else:
                 patience.spend(left, partial(self._records.wait, claim.key))
             record = self._records.look(claim.key)
 
-    def _take(
-        self, step: Next, record: Record | None, claim: Claim, mine: bool, policy: object
-    ) -> Decision | Record | None:
+    def _take(self, step: Next, record: Any, claim: Claim, policy: object) -> Decision | Record | None:
         """Take the next step.
 
         A record, or None: somebody else holds the operation, or the record has changed, to this.
         """
-        seen: Any = record
         hold: Hold | Record | None = None
         match step:
             case Next.REPLAY:
-                is_comparable = claim.fingerprint.matches(seen.fingerprint) is not None
-                return Replay(self.opened(seen), seen.attempt, is_comparable)
+                if claim.fingerprint.matches(record.fingerprint) is None:
+                    log.warning(_NOT_COMPARABLE, claim.name)
+                return Replay(self.opened(record), record.attempt)
             case Next.REFUSE:
-                return Mismatch(finished=situation(seen) is Situation.COMPLETED)
-            case Next.ASK_ROUTE if not runs_again(seen, policy, claim.retried_seconds):
-                return Interrupted()
+                raise errors.KeyReused
             case Next.GIVE_UP:
-                return self._give_up(claim, seen)
+                self._give_up(claim, record)
+            case Next.ASK_ROUTE if not runs_again(record, policy, claim.retried_seconds):
+                self._give_up(claim, record)
             case Next.CLAIM:
                 hold = self._records.claim(claim)
             case Next.TAKE_OVER | Next.ASK_ROUTE:
-                hold = self._records.take_over(claim, seen)
+                hold = self._records.take_over(claim, record)
         if hold is None or isinstance(hold, Record):
             return hold
         claim.refuse_in_child()  # the hold is the parent's, too
-        return Execution(self, hold, claim, mine, record)
+        return Execution(self, hold, claim, record)
 
-    def _give_up(self, claim: Claim, record: Record) -> Interrupted | None:
-        """Give the operation a lease that is over at once: so every store shows it as interrupted."""
+    def _give_up(self, claim: Claim, record: Record) -> None:
+        """Leave the operation to an operator.
+
+        One with a living lease, or without, gets one that is over: so every store shows it as
+        interrupted.
+        """
         if situation(record) is not Situation.INTERRUPTED:
             if claim.lease_seconds is None:
-                self._clock.sleep(SETTLE_SECONDS)
+                self.clock.sleep(SETTLE_SECONDS)
             hold = self._records.take_over(replace(claim, lease_seconds=0.0), record)
             if hold is None or isinstance(hold, Record):
-                return None
+                return
             hold.abandon()
-        return Interrupted()
+        # An atomic one is rolled back: nothing but its number can end it.
+        raise errors.OperationInterrupted(_SPENT if claim.lease_seconds is None else None)
+
+    def _in_progress(self, claim: Claim, seconds: float | None) -> errors.RequestInProgress:
+        """The problem of a duplicate, with the ``seconds`` that the lease has left if there is one."""
+        if seconds is None:  # the lock knows no leases, only young requests
+            seconds = claim.lease_seconds
+        if seconds is None:
+            seconds = self.last_seconds.get(claim.name, 0.0)
+        # RFC 9110 section 10.2.3 knows no fractions.
+        return errors.RequestInProgress(retry_after=max(1, math.ceil(seconds)))
 
     def opened(self, record: Record) -> StoredResponse:
         """The response of a record that has ended, decrypted.
@@ -300,5 +295,5 @@ class DecisionEngine:
         Raises ``RecordBroken``.
         """
         if record.response is None:
-            raise RecordBroken
+            raise errors.RecordBroken
         return self.sealer.open(record.response, record)

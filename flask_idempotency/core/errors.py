@@ -117,6 +117,8 @@ class RequestInProgress(Problem):
     """A request with this idempotency key is still running; try again later."""
 
     status, type, title = 409, "request-in-progress", "A request with this key is in progress"
+    by_lock = False
+    """So says Redis, and nobody has asked the records."""
 
 
 class LeaseLost(RequestInProgress):

@@ -12,12 +12,11 @@ time, for example.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from logging import ERROR, INFO
-from typing import Any, cast
+from typing import Any
 
 from blinker import NamedSignal
 from flask import Response
@@ -32,7 +31,6 @@ from flask_idempotency.core.errors import (
     Retryable,
 )
 from flask_idempotency.core.machine import Phase
-from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.session.after_commit import call_all
@@ -77,7 +75,6 @@ class Attempt:
     def __init__(self, current: Request, operation: Operation, execution: Execution) -> None:
         self._state, self._route, self._current = current.state, current.route, current
         self._operation, self._execution = operation, execution
-        self._started = time.monotonic()
         self._error: BaseException | None = None
         self._failure: dict[str, Any] = {}  # if that is what is stored: what to tell besides
         self._registered: list[Any] = []  # with flask.after_this_request
@@ -225,7 +222,7 @@ class Attempt:
         self._abandon()
         self._end()
         # A problem is told with its response, and the parent of this process goes on with the attempt.
-        if not isinstance(self._error, Problem) and self._execution.pid == process.number:
+        if not isinstance(self._error, Problem) and self._execution.claim.pid == process.number:
             self._tell_end()
         self._error = None
 
@@ -265,10 +262,8 @@ class Attempt:
         state, operation = self._state, self._operation
         if state.tracing is not None:
             stored = state.tracing.sign(stored)
-        self._execution.complete(stored, waits=bool(self._failure))
+        seconds = self._execution.complete(stored, waits=bool(self._failure))
         self._end()
-        seconds = time.monotonic() - self._started
-        state.last_seconds[operation.name] = seconds
         self._conclude(
             signals.operation_executed, status=stored.status, seconds=seconds, **self._failure
         )
@@ -354,7 +349,7 @@ class LeasedAttempt(Attempt):
 
     def _open(self) -> Response | None:
         operation, execution = self._operation, self._execution
-        lease, binds = cast("Lease", execution.hold), self._route.other_binds
+        lease, binds = execution.hold, self._route.other_binds
         steps = Steps(self._state, operation, lease, execution.claim, binds)
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
         if operation.attempt > 1:

@@ -12,7 +12,8 @@ a failure of the store, nothing is observed for a while.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from logging import DEBUG, INFO, WARNING
@@ -21,35 +22,23 @@ from typing import Any
 import flask
 from flask import Response
 
-from flask_idempotency.core.engine import Decision, Execution, Replay
-from flask_idempotency.core.errors import KeyExpired, LeaseLost, RecordBroken
+from flask_idempotency.core.engine import Execution
+from flask_idempotency.core.errors import Problem, RecordBroken, StoreUnavailable
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.records import OBSERVED, StoredResponse
 
 from .request import Request, found_for_old
-from .response import replay, replayed
-from .routes import AppState
-from .settings import Route
+from .response import replay
 from .signals import Subject, conclude, operation_observed, problem_type, tell_failure
 
 PAUSE_SECONDS = 10.0
 """How long nothing is observed after a failure of the store. A request waits for it twice at most."""
 
-_OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken)
-"""Errors about one record. The others are about the store."""
-
 
 def observe(current: Request, request: flask.Request) -> None:
     """Find out what would happen to a request; the first of its views counts."""
-    if current.observation is not None or current.skipped:
-        return
-    observed = Observed(current.state, current.route)
-    try:
-        observed.judge(request, current)
-    except Exception as error:
-        observed.reject(error)
-    observed.began = time.monotonic()  # what our own question took does not count
-    current.observation = observed
+    if current.observation is None and not current.skipped:
+        current.observation = Observed(current, request)
 
 
 class Observed(Subject):
@@ -57,11 +46,16 @@ class Observed(Subject):
 
     _execution: Execution | None = None
 
-    def __init__(self, state: AppState, route: Route) -> None:
-        self.state, self._route, self.name = state, route, route.name
+    def __init__(self, current: Request, request: flask.Request) -> None:
+        self.state, self._route, self.name = current.state, current.route, current.name
         self._facts: dict[str, Any] = {"would": "unknown"}
+        try:
+            self._judge(current, request)
+        except Exception as error:
+            self._fail(error)
+        self.began = time.monotonic()  # what our own question took does not count
 
-    def judge(self, request: flask.Request, current: Request) -> None:
+    def _judge(self, current: Request, request: flask.Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""
         state, route = self.state, self._route
         operation = current.identify(request)
@@ -71,72 +65,63 @@ class Observed(Subject):
         observed = replace(operation, namespace=observed_namespace(operation.namespace))
         claim = current.claim_for(request, observed)
         claim = self.claim = replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
+        if self._is_paused():
+            return
+        records, engine = state.of_test() or (state.observed_records, state.observer)
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
-
-        def decided() -> Decision:
-            records, engine = state.of_test() or (state.observed_records, state.observer)
+        with asking():
             found = found_for_old(records, route, operation, claim)
-            return engine.decide(claim, on_interrupted=policy, found=found)
-
-        decision = self._asked(decided)
+            decision = engine.decide(claim, on_interrupted=policy, found=found)
         if isinstance(decision, Execution):
             self._execution = decision
             self._facts["attempt"] = decision.hold.attempt
-        elif decision is not None:
-            if isinstance(decision, Replay):
-                self._facts.update(attempt=decision.attempt, first_status=decision.response.status)
-            replay(state.app, replayed(decision, route, operation, claim, {}).response)
+        else:
+            self._facts.update(attempt=decision.attempt, first_status=decision.response.status)
+            replay(route, operation, decision, state.app)
             self._facts["would"] = "replayed"
-
-    def reject(self, error: Exception) -> None:
-        """``error`` would have been the response."""
-        error = error.with_traceback(None)  # which leads here
-        self._facts.update(would="rejected", error=error, problem=problem_type(error))
 
     def finish(self, response: Response | None, error: BaseException | None) -> None:
         """The request has its ``response``, or ends with ``error``. Raises no ``Exception``."""
+        status = None if response is None else response.status_code
         try:
             if self._execution is not None:
                 self._end(self._execution, response, error)
         except Exception as failure:  # of the option store, or about the record
-            self.reject(failure)
-            self._execution = None
-        status = None if response is None else response.status_code
-        level = self._level(status)
-        conclude(operation_observed, self, level, status=status, **self._facts)
-
-    def _asked(self, question: Callable[[], Any]) -> Any:
-        """Return what the records say; None while they are left alone. Raises what is of one record."""
-        state = self.state
-        if time.monotonic() < state.unobserved_until or state.blocks_records():
-            return None
-        try:
-            return question()
-        except _OF_THE_RECORD:
-            raise
-        except Exception as error:
-            state.unobserved_until = time.monotonic() + PAUSE_SECONDS
-            text = f"nothing is observed for {PAUSE_SECONDS:g} s, the store failed"
-            tell_failure(self, error, text)
-            return None
+            self._fail(failure)
+        conclude(operation_observed, self, self._level(status), status=status, **self._facts)
 
     def _end(
         self, execution: Execution, response: Response | None, error: BaseException | None
     ) -> None:
         """Note what would have become of the view's run, in the record too."""
+        would: str = "released"
         act: Callable[[], object] = execution.release
         if response is not None and self._route.is_stored(response):
             would, error = "executed", None
             act = partial(execution.complete, StoredResponse(response.status_code, (), b""))
         elif self._route.atomic:
             would = "rolled_back"
-        elif response is not None:
-            would = "released"
-        else:
+        elif response is None:
             would, act = "interrupted", execution.abandon
         self._facts.update(would=would, error=error)
-        self._asked(act)
+        if not self._is_paused():
+            with asking():
+                act()
+
+    def _is_paused(self) -> bool:
+        """Return True while the records are left alone."""
+        return time.monotonic() < self.state.unobserved_until or self.state.blocks_records()
+
+    def _fail(self, error: Exception) -> None:
+        """``error`` would have been the response; or the store fails, and is left alone for a while."""
+        if isinstance(error, StoreUnavailable):
+            self.state.unobserved_until = time.monotonic() + PAUSE_SECONDS
+            text = f"nothing is observed for {PAUSE_SECONDS:g} s, the store failed"
+            tell_failure(self, error, text)
+        else:
+            error = error.with_traceback(None)  # which leads here
+            self._facts.update(would="rejected", error=error, problem=problem_type(error))
 
     def _level(self, status: int | None) -> int:
         """The level of the log's line about a response with ``status``."""
@@ -146,3 +131,14 @@ class Observed(Subject):
         if would != "rejected" or problem == "key-required":
             return DEBUG  # clients that know of no keys yet: too many for lines
         return INFO if problem else WARNING
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Whatever is not about one record is a failure of the store: ``StoreUnavailable``."""
+    try:
+        yield
+    except (Problem, RecordBroken):
+        raise
+    except Exception as error:
+        raise StoreUnavailable from error

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from flask import Flask, Response
 from werkzeug import Response as BaseResponse
 from werkzeug.exceptions import InternalServerError
 
-from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
+from flask_idempotency.core.engine import Replay
 from flask_idempotency.core.errors import (
     IdempotencyError,
-    KeyReused,
-    OperationInterrupted,
     Problem,
     ReplayForbidden,
-    RequestInProgress,
     ResponseNotKept,
 )
-from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.flask_context import needed_app, present_request
 from flask_idempotency.session.operation import Operation
@@ -33,8 +29,6 @@ from .signals import reject
 
 MEDIA_TYPE = "application/problem+json"
 """That of problems (RFC 9457 section 3)."""
-
-_SPENT = "The operation was begun too often without success; an operator must decide."
 
 
 def capture(response: Response, settings: Settings) -> StoredResponse:
@@ -56,8 +50,14 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     return StoredResponse(status, headers, None if too_large else body)
 
 
-def replay(app: Flask, stored: StoredResponse) -> Response:
-    """The stored response again. Raises ``ResponseNotKept`` if its body was too large to store."""
+def replay(route: Route, operation: Operation, found: Replay, app: Flask) -> Response:
+    """The stored response again.
+
+    Raises ``ReplayForbidden``, or ``ResponseNotKept`` if its body was too large to store.
+    """
+    operation.attempt, stored = found.attempt, found.response
+    if route.authorize_replay and not route.authorize_replay(operation):
+        raise ReplayForbidden
     # Filtered again: somebody else may have written the record.
     headers = storable(stored.headers or ())
     if stored.body is None:
@@ -70,35 +70,6 @@ def replay(app: Flask, stored: StoredResponse) -> Response:
         response.headers.add(name, value)
     response.headers.add(REPLAYED, "true")
     return response
-
-
-def replayed(
-    settled: Settled,
-    route: Route,
-    operation: Operation,
-    claim: Claim,
-    last_seconds: Mapping[str, float],
-) -> Replay:
-    """Return the replay that the request gets. Raises the :class:`Problem` that it gets otherwise.
-
-    ``last_seconds`` are how long operations took, by name, where the record does not say.
-    """
-    match settled:
-        case Replay(_, attempt):
-            operation.attempt = attempt
-            if route.authorize_replay and not route.authorize_replay(operation):
-                raise ReplayForbidden
-            return settled
-        case Mismatch():
-            raise KeyReused
-        case InProgress(seconds):
-            if seconds is None:  # Redis knows no leases, only young requests
-                seconds = claim.lease_seconds
-            left = last_seconds.get(operation.name, 0.0) if seconds is None else seconds
-            # RFC 9110 section 10.2.3 knows no fractions.
-            raise RequestInProgress(retry_after=max(1, math.ceil(left)))
-        case Interrupted():  # an atomic one is rolled back: nothing but its number can end it
-            raise OperationInterrupted(_SPENT if route.atomic else None)
 
 
 def handle_problem(current: Request, problem: IdempotencyError) -> Response:

@@ -51,8 +51,6 @@ class AppState(Databases):
     unobserved_until: float = 0.0  # by time.monotonic(), after a failure
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
-    # How long each operation took here, by its name: what a duplicate is told to wait.
-    last_seconds: dict[str, float] = field(default_factory=dict)
     tracing: Any = None  # integrations.opentelemetry.Tracing, if that is set up
     mistakes: set[tuple[str, type]] = field(default_factory=set)  # those that were logged
 

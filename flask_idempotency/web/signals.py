@@ -20,6 +20,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from flask_idempotency.core.errors import (
     ConfigurationError,
     NotAtomic,
+    OperationInterrupted,
     Problem,
     RecordBroken,
     StoreUnavailable,
@@ -113,7 +114,7 @@ class Subject:
     """What the events of a request, or of one operation in it, are about.
 
     ``began`` is when the protection began with it, by ``time.monotonic()``; 0 if it is not protected.
-    ``claim`` is what it asked the records for, ``attempt`` what it got.
+    ``claim`` is what it asked the records for, ``attempt`` what it got, if it did.
     """
 
     state: AppState
@@ -121,7 +122,6 @@ class Subject:
     began = 0.0
     claim: Claim | None = None
     attempt: int | None = None
-    decided_by = "records"  # or "lock", of what the claim got
     has_outcome = False  # it was told
 
 
@@ -166,8 +166,8 @@ def event_of(subject: Subject, **facts: Any) -> Event:
     """Make the event of what happens to the present request's operation."""
     if (claim := subject.claim) is None:
         return Event(subject.name, **facts)
-    digits = claim.key.hex()[:SHOWN]
-    return Event(claim.name, decided_by=subject.decided_by, id=digits, **facts)
+    decided_by = "lock" if getattr(facts.get("error"), "by_lock", False) else "records"
+    return Event(claim.name, decided_by=decided_by, id=claim.key.hex()[:SHOWN], **facts)
 
 
 def note(signal: NamedSignal, subject: Subject, level: int = INFO, **facts: Any) -> None:
@@ -218,8 +218,11 @@ def reject(subject: Subject, error: Exception, status: int | None = None) -> Non
     ``status`` is that of the response if it is not the problem's own.
     """
     # Not what a view raises that is not protected: that of the outcomes has told it.
-    if isinstance(error, StoreUnavailable) and subject.began and not subject.has_outcome:
-        tell_failure(subject, error, attempt=subject.attempt)
+    if subject.began and not subject.has_outcome:
+        if isinstance(error, StoreUnavailable):
+            tell_failure(subject, error, attempt=subject.attempt)
+        elif isinstance(error, OperationInterrupted) and subject.attempt is None:
+            note(operation_interrupted, subject, ERROR)
     if status is None and isinstance(error, Problem):
         status = error.status
     problem = problem_type(error)

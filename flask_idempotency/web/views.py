@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 import flask
 from flask import Flask, Response, views
 
-from flask_idempotency.core.engine import DecisionEngine, Execution, InProgress, Interrupted, Settled
+from flask_idempotency.core.engine import DecisionEngine, Execution, Replay
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, Problem, StoreUnavailable
-from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim
@@ -47,7 +46,7 @@ from . import signals
 from .attempt import Attempt, LeasedAttempt
 from .observe import observe
 from .request import Request, found_for_old, is_outermost_request
-from .response import answer, handle_problem, keep_from_caches, replay, replayed
+from .response import answer, handle_problem, keep_from_caches, replay
 from .routes import (
     ROUTE,
     AppState,
@@ -299,7 +298,7 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
     if isinstance(decision, Execution):
         kind = Attempt if route.atomic else LeasedAttempt
         return kind(current, operation, decision).open()
-    return _answer(current, operation, claim, decision)
+    return _answer(current, operation, decision)
 
 
 def _placed(state: AppState, route: Route, claim: Claim) -> tuple[Records, DecisionEngine, Claim]:
@@ -328,29 +327,14 @@ def _refuse_open(state: AppState, claim: Claim) -> None:
             refuse_changes(f"a view's request to its own application for {claim.name}")
 
 
-def _answer(current: Request, operation: Operation, claim: Claim, settled: Settled) -> Response:
-    """The response about an operation that is not ours to run. Raises a :class:`Problem` otherwise."""
+def _answer(current: Request, operation: Operation, found: Replay) -> Response:
+    """The stored response of an operation that has finished. Raises what :func:`replay` does."""
     state = current.state
-    match settled:
-        case Interrupted():
-            signals.note(signals.operation_interrupted, current, logging.ERROR)
-        case InProgress(by_lock=True):
-            current.decided_by = "lock"
-    found = replayed(settled, current.route, operation, claim, state.last_seconds)
-    if not found.is_comparable:
-        log.warning(
-            "operation %s: the stored fingerprint was made in another way or with another key, so the"
-            " stored response is replayed",
-            operation.name,
-        )
     if state.tracing is not None:
         state.tracing.link(found.response)
-    response = replay(state.app, found.response)
+    response = replay(current.route, operation, found, state.app)
     current.is_replay = True
     signals.conclude(
-        signals.operation_replayed,
-        current,
-        attempt=found.attempt,
-        status=found.response.status,
+        signals.operation_replayed, current, attempt=found.attempt, status=found.response.status
     )
     return response

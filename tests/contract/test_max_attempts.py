@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from flask_idempotency import ConfigurationError, OperationInterrupted, Retryable, current_operation
+from flask_idempotency import (
+    ConfigurationError,
+    OperationInterrupted,
+    RequestInProgress,
+    Retryable,
+    current_operation,
+)
 from flask_idempotency.cli import cli
-from flask_idempotency.core.engine import DecisionEngine, InProgress
+from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.ports import Lock, Sealer
 from tests.contract import test_requests
 from tests.contract.claims import RESPONSE, a_claim, again
@@ -158,7 +164,8 @@ def test_an_attempt_that_begins_just_now_is_not_given_up(shop):
     second, seen = again(claim), records.look(claim.key)
     clock = LateStart(lambda: records.take_over(second, seen))
     engine = DecisionEngine(records, Lock(), Sealer(), clock)
-    assert engine.decide(replace(again(claim), max_attempts=1)) == InProgress()
+    with pytest.raises(RequestInProgress):
+        engine.decide(replace(again(claim), max_attempts=1))
     assert records.look(claim.key).owner == second.owner
     clock.holds[0].complete(RESPONSE)
     assert engine.decide(again(claim)).response == RESPONSE

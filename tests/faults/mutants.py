@@ -106,9 +106,10 @@ def redis_trusted(_app: Flask) -> None:
 def commit_after_answer(app: Flask) -> None:
     """The client has its answer before the COMMIT."""
 
-    def complete(self: engine.Execution, answer: StoredResponse) -> None:
-        g.later = lambda: before(self, answer)
+    def complete(self: engine.Execution, answer: StoredResponse, **how: Any) -> float:
+        g.later = lambda: before(self, answer, **how)
         self.abandon = lambda: None  # type: ignore[method-assign]
+        return 0.0
 
     def promise(response: Any) -> Any:
         if later := g.pop("later", None):

@@ -7,8 +7,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from flask_idempotency.core.engine import DecisionEngine, Execution, InProgress, Mismatch, Replay
-from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
+from flask_idempotency.core.engine import DecisionEngine, Execution, Replay
+from flask_idempotency.core.errors import KeyReused, NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Lock, Sealer
 from flask_idempotency.core.records import Claim, State, StoredResponse
@@ -104,11 +104,13 @@ class World:
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
-            match engine.decide(claim, plan.wait):
-                case InProgress():
-                    return "in progress", ""
-                case Mismatch():
-                    return "mismatch", ""
+            try:
+                decision = engine.decide(claim, plan.wait)
+            except RequestInProgress:
+                return "in progress", ""
+            except KeyReused:
+                return "mismatch", ""
+            match decision:
                 case Replay(answer):
                     body = (answer.body or b"").decode()
                     return ("replayed" if answer == _answer(body) else "another answer"), body
