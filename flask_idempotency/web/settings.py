@@ -13,9 +13,10 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 from uuid import UUID
 
 from flask import Request, Response
@@ -125,63 +126,40 @@ class RouteOptions(RunOptions, total=False):
 # What a value may be: what a message says of it, and how it is read.
 
 
-@dataclass(frozen=True)
-class Kind:
-    """``read`` returns a value as it is used, or raises an error of Python's."""
-
-    allowed: str
-    read: Callable[[Any], Any]
-
-
-def _that(is_allowed: Callable[[Any], object], allowed: str) -> Kind:
-    def read(value: Any) -> Any:
-        if not is_allowed(value):
-            raise ValueError
-        return value
-
-    return Kind(allowed, read)
+Kind: TypeAlias = tuple[Any, ...]
+"""What a message says that is allowed, whether a value is, and how it is used: see :func:`_row`."""
 
 
 def _one_of(*values: Any) -> Kind:
     *others, last = map(repr, values)
     known = {(type(value), value) for value in values}  # 1 is not True
-    return _that(lambda value: (type(value), value) in known, f"{', '.join(others)} or {last}")
-
-
-def _matching(pattern: str, allowed: str) -> Kind:
-    return _that(lambda value: re.fullmatch(pattern, value), allowed)
+    return f"{', '.join(others)} or {last}", lambda value: (type(value), value) in known
 
 
 def _integer(low: int, high: int, allowed: str) -> Kind:
-    return _that(lambda value: type(value) is int and low <= value <= high, allowed)
+    return allowed, lambda value: type(value) is int and low <= value <= high
+
+
+def _in_seconds(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _seconds(low: float, high: float, range_shown: str) -> Kind:
-    def read(value: Any) -> float:
-        seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        if type(seconds) is bool or not low <= seconds <= high:  # which also refuses NaN
-            raise ValueError
-        return float(seconds)
-
-    return Kind(f"seconds (int, float) or a timedelta, from {range_shown}", read)
+    return (
+        f"seconds (int, float) or a timedelta, from {range_shown}",
+        lambda value: type(value) is not bool and low <= _in_seconds(value) <= high,  # and no NaN
+        lambda value: float(_in_seconds(value)),
+    )
 
 
-def _list(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):  # a set has another order in each process
-        raise TypeError
-    return tuple(value)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))  # a set has another order in each process
 
 
-def _are_methods(value: Any) -> bool:
-    return bool(value) and set(value) <= {"DELETE", "PATCH", "POST", "PUT"}
-
-
-def _fingerprint(value: Any) -> Any:
-    if value in ("request", "json") or callable(value):
-        return value
-    if not value:
-        raise ValueError
-    return tuple(map(parse_pointer, _list(value)))
+def _is_fingerprint(value: Any) -> bool:
+    if _is_list(value):
+        return list(map(parse_pointer, value)) != []
+    return value in ("request", "json") or callable(value)
 
 
 def _is_policy(value: Any) -> bool:
@@ -198,62 +176,72 @@ def is_name(value: object) -> bool:
 
 
 _BOOLEAN = _one_of(True, False)
-_AGE = _one_of(True, False, REQUIRED)
 _BYTES = _integer(0, 1024**3, "an integer from 0 to 1 GiB")
-_TTL = _seconds(1, 10 * 366 * 86400, "1 second to 10 years")
-_LEASE = _seconds(1, 86400, "1 second to 1 day")
-_WAIT = _seconds(0, 300, "0 to 300 seconds")
-_NAMESPACE = _matching(r"[\x21-\x7e]{0,64}", "up to 64 visible ASCII characters")
 
 
-def _row(default: Any, kind: Kind) -> Any:
-    """A setting or an option. Where None is the default, it may be given, too."""
-    return field(default=default, metadata={"kind": kind})
+def _row(
+    default: Any,
+    allowed: str,
+    is_allowed: Callable[[Any], object],
+    as_used: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """A setting or an option. Where None is the default, it may be given, too.
+
+    ``is_allowed`` may raise Python's errors about a wrong value; ``as_used`` turns a right one.
+    """
+    checks = {"allowed": allowed, "is_allowed": is_allowed, "as_used": as_used}
+    return field(default=default, metadata=checks)
 
 
 @dataclass(frozen=True, repr=False)  # error reports show it, and it holds passwords
 class Settings:
     """The settings of one application."""
 
-    store: str = _row(None, _one_of("hybrid", "postgres", "redis", "sql"))
-    redis_url: str | None = _row(None, _matching(r"(?s).*", "a URL; None or empty for none"))
+    store: str = _row(None, *_one_of("hybrid", "postgres", "redis", "sql"))
+    redis_url: str | None = _row(None, "a URL; None or empty for none", re.compile(r"(?s).*").fullmatch)
     redis_prefix: str | None = _row(
-        None, _matching(r"[\x21-\x7e]{1,100}", "1 to 100 visible ASCII characters")
+        None, "1 to 100 visible ASCII characters", re.compile(r"[\x21-\x7e]{1,100}").fullmatch
     )
     header: str = _row(
         "Idempotency-Key",  # RFC 9110 section 5.6.2
-        _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "a header name"),
+        "a header name",
+        re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch,
     )
-    required: bool = _row(True, _BOOLEAN)
-    ttl: float = _row(86400.0, _TTL)
-    refuse_old_keys: bool | str = _row(False, _AGE)
-    lease: float = _row(60.0, _LEASE)
-    wait: float = _row(0.0, _WAIT)
-    max_request_bytes: int = _row(16 * 1024 * 1024, _BYTES)
-    max_response_bytes: int = _row(8 * 1024 * 1024, _BYTES)
+    required: bool = _row(True, *_BOOLEAN)
+    ttl: float = _row(86400.0, *_seconds(1, 10 * 366 * 86400, "1 second to 10 years"))
+    refuse_old_keys: bool | str = _row(False, *_one_of(True, False, REQUIRED))
+    lease: float = _row(60.0, *_seconds(1, 86400, "1 second to 1 day"))
+    wait: float = _row(0.0, *_seconds(0, 300, "0 to 300 seconds"))
+    max_request_bytes: int = _row(16 * 1024 * 1024, *_BYTES)
+    max_response_bytes: int = _row(8 * 1024 * 1024, *_BYTES)
     table: str = _row(
         "idempotency_record",
-        _matching(
-            r"[A-Za-z_][A-Za-z0-9_]{0,49}",
-            "an SQL name of up to 50 ASCII letters, digits and underscores",
-        ),
+        "an SQL name of up to 50 ASCII letters, digits and underscores",
+        re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}").fullmatch,
     )
-    bind_key: str | None = _row(None, _matching(r"(?s).+", "a bind key, or None"))
-    namespace: str = _row("", _NAMESPACE)
+    bind_key: str | None = _row(None, "a bind key, or None", re.compile(r"(?s).+").fullmatch)
+    namespace: str = _row(
+        "", "up to 64 visible ASCII characters", re.compile(r"[\x21-\x7e]{0,64}").fullmatch
+    )
     problem_base: str = _row(
-        "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*", "a URI prefix")
+        "urn:flask-idempotency:problem:", "a URI prefix", re.compile(r"[\x21-\x7e]*").fullmatch
     )
-    purge: bool = _row(True, _BOOLEAN)
-    encryption_keys: tuple[bytes | str, ...] = _row((), Kind("a list of keys, newest first", _list))
-    accept_unsealed: bool = _row(False, _BOOLEAN)
-    on_store_error: str = _row("reject", _one_of("reject", "allow"))
-    enforce: bool = _row(True, _BOOLEAN)
-    enabled: bool = _row(True, _BOOLEAN)
+    purge: bool = _row(True, *_BOOLEAN)
+    encryption_keys: tuple[bytes | str, ...] = _row((), "a list of keys, newest first", _is_list, tuple)
+    accept_unsealed: bool = _row(False, *_BOOLEAN)
+    on_store_error: str = _row("reject", *_one_of("reject", "allow"))
+    enforce: bool = _row(True, *_BOOLEAN)
+    enabled: bool = _row(True, *_BOOLEAN)
 
     @property
     def has_table(self) -> bool:
         """True if the records are in a table of ours, in the application's database."""
         return self.store != "redis"
+
+
+def _setting(name: str) -> Any:
+    """An option that is the setting of the same name if it is not given."""
+    return field(default=NOT_GIVEN, metadata=Settings.__dataclass_fields__[name].metadata)
 
 
 @dataclass(frozen=True)
@@ -264,45 +252,47 @@ class Route:
     ``methods``.
     """
 
-    required: bool = _row(NOT_GIVEN, _BOOLEAN)
-    ttl: float = _row(NOT_GIVEN, _TTL)
-    wait: float = _row(NOT_GIVEN, _WAIT)
+    required: bool = _setting("required")
+    ttl: float = _setting("ttl")
+    wait: float = _setting("wait")
     key: Callable[[], str | int | UUID | None] | None = _row(
-        None, _that(callable, "a callable that gives the key")
+        None, "a callable that gives the key", callable
     )
     scope: ScopeCallable | None = _row(
         NOT_GIVEN,
-        _that(
-            lambda value: value is None or callable(value),
-            "a callable, or None for an API with one tenant",
-        ),
+        "a callable, or None for an API with one tenant",
+        lambda value: value is None or callable(value),
     )
     fingerprint: str | tuple[str, ...] | Callable[[], bytes] = _row(
         "request",
-        Kind("'request', 'json', a list of JSON pointers, or a callable giving bytes", _fingerprint),
+        "'request', 'json', a list of JSON pointers, or a callable giving bytes",
+        _is_fingerprint,
+        lambda value: tuple(value) if _is_list(value) else value,
     )
-    max_request_bytes: int | None = _row(None, _BYTES)
+    max_request_bytes: int | None = _row(None, *_BYTES)
     store: Callable[[Response], bool] | None = _row(
-        None, _that(callable, "a callable that takes the response and gives True or False")
+        None, "a callable that takes the response and gives True or False", callable
     )
-    namespace: str = _row(NOT_GIVEN, _NAMESPACE)
+    namespace: str = _setting("namespace")
     authorize_replay: Callable[[Operation], bool] | None = _row(
-        None, _that(callable, "a callable that takes the operation and gives True or False")
+        None, "a callable that takes the operation and gives True or False", callable
     )
-    name: str = _row(NOT_GIVEN, _that(is_name, NAMES))
-    other_binds: tuple[str | None, ...] = _row((), Kind("a list of bind keys", _list))
-    enforce: bool = _row(NOT_GIVEN, _BOOLEAN)
-    atomic: bool = _row(True, _BOOLEAN)
-    max_attempts: int | None = _row(None, _integer(1, 10_000, "an integer from 1 to 10000, or None"))
-    refuse_old_keys: bool | str = _row(NOT_GIVEN, _AGE)
-    lease: float = _row(NOT_GIVEN, _LEASE)
+    name: str = _row(NOT_GIVEN, NAMES, is_name)
+    other_binds: tuple[str | None, ...] = _row((), "a list of bind keys", _is_list, tuple)
+    enforce: bool = _setting("enforce")
+    atomic: bool = _row(True, *_BOOLEAN)
+    max_attempts: int | None = _row(None, *_integer(1, 10_000, "an integer from 1 to 10000, or None"))
+    refuse_old_keys: bool | str = _setting("refuse_old_keys")
+    lease: float = _setting("lease")
     on_interrupted: str | Callable[[Operation], Any] = _row(
-        "hold", _that(_is_policy, "'hold', 'retry', or a callable, not async, that takes the operation")
+        "hold", "'hold', 'retry', or a callable, not async, that takes the operation", _is_policy
     )
     methods: Collection[str] = _row(
-        (), _that(_are_methods, "one or more of DELETE, PATCH, POST, PUT, in a list")
+        (),
+        "one or more of DELETE, PATCH, POST, PUT, in a list",
+        lambda value: bool(value) and set(value) <= {"DELETE", "PATCH", "POST", "PUT"},
     )
-    skip: Skip | None = _row(None, _that(callable, "a callable that takes the request, or None"))
+    skip: Skip | None = _row(None, "a callable that takes the request, or None", callable)
     given: Route | None = field(default=None, repr=False, compare=False)
 
     def resolved(self, defaults: Mapping[str, Any]) -> Route:
@@ -351,13 +341,14 @@ def checked(name: str, value: Any, row: Any) -> Any:
     """
     if value is None and row.default is None:
         return None
-    kind, what = row.metadata["kind"], "(not shown)" if name in SECRET else shown(value)
-    try:
-        return kind.read(value)
-    except ConfigurationError as error:  # says what is wrong inside the value
-        raise ConfigurationError(f"{name} is {what}: {error}") from None
-    except (AttributeError, TypeError, ValueError):
-        raise ConfigurationError(f"{name} is {what}; allowed: {kind.allowed}") from None
+    checks, what = row.metadata, "(not shown)" if name in SECRET else shown(value)
+    with suppress(TypeError):
+        try:
+            if checks["is_allowed"](value):
+                return checks["as_used"](value)
+        except ConfigurationError as error:  # says what is wrong inside the value
+            raise ConfigurationError(f"{name} is {what}: {error}") from None
+    raise ConfigurationError(f"{name} is {what}; allowed: {checks['allowed']}")
 
 
 def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
@@ -403,7 +394,7 @@ def read_options(options: Mapping[str, Any], known: Collection[str] = OPTIONS) -
                 f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"
                 " dies, the database rolls it back at once"
             )
-    rows = {each.name: each for each in fields(Route)}
+    rows = Route.__dataclass_fields__
     return Route(**{name: checked(name, value, rows[name]) for name, value in options.items()})
 
 
@@ -415,12 +406,10 @@ def bind_of(sessions: Sessions, settings: Settings) -> str | None:
 
     Raises ``ConfigurationError`` if the application does not have it.
     """
-    given = settings.bind_key
-    key = sessions.usual if given is None else given
+    key = sessions.usual if settings.bind_key is None else settings.bind_key
     if key not in sessions.engines:
         known = ", ".join(map(shown, sessions.engines)) or "none, as no engine is synchronous"
-        by_default = " by default" if given is None else ""
-        raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY is {shown(key)}{by_default}; allowed: {known}")
+        raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY is {shown(key)}; allowed: {known}")
     return key
 
 

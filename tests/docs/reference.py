@@ -57,7 +57,7 @@ def options() -> Iterator[str]:
 
 
 def _allowed(row: Any) -> str:
-    return str(row.metadata["kind"].allowed)
+    return str(row.metadata["allowed"])
 
 
 def _row(name: str, default: str, meaning: str, allowed: str) -> str:
