@@ -51,26 +51,17 @@ __all__ = [
 
 __version__: str
 
-_MODULES = (
-    "core.errors",
-    "web.views",
-    "extension",
-    "session.after_commit",
-    "web.request",
-    "web.signals",
-)
+_MODULES = "core.errors", "web.views", "extension", "session.after_commit", "web.request", "web.signals"
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 
     def __getattr__(name: str) -> object:
-        if name in __all__:
-            for module in _MODULES:
-                names = vars(import_module(f"{__name__}.{module}"))
-                if name in names:
-                    globals()[name] = names[name]
-                    return names[name]
         if name == "__version__":
             return import_module("importlib.metadata").version("flask-idempotency")
+        for module in _MODULES if name in __all__ else ():
+            found = import_module(f"{__name__}.{module}")
+            if hasattr(found, name):
+                return getattr(found, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -111,7 +111,11 @@ class Body:
                 if self._is_untouched(request, route.max_request_bytes or settings.max_request_bytes):
                     self.data = request.get_data()
                 else:
-                    self._read(request, *self._limits(request, route, settings))
+                    limit, parsed_limit = self._limits(request, route, settings)
+                    self.data = self._bytes(request, limit)
+                    if self.media_type in FORM_TYPES:
+                        self.unread(request)
+                        self.form = _parsed(request, parsed_limit)
             except (ClientDisconnected, OSError, EOFError) as error:
                 raise BodyIncomplete from error
             self.unread(request)
@@ -136,11 +140,26 @@ class Body:
             and self._input.tell() == 0
         )
 
-    def _read(self, request: Request, limit: int, parsed_limit: int) -> None:
-        self.data = self._bytes(request, limit)
-        if self.media_type in FORM_TYPES:
-            self.unread(request)
-            self.form = _parsed(request, parsed_limit)
+    def fingerprint(self, request: Request, route: Route) -> fp.Fingerprint:
+        """Make the fingerprint that the request is compared by, of a body that was read.
+
+        Raises ``BodyMalformed`` where it must be JSON, and is not.
+        """
+        compared, rule = route.fingerprint, request.url_rule
+        if callable(compared):
+            value = compared()
+            self.unread(request)  # it may have read it
+            return fp.by_value(value)
+        parts = fp.RequestParts(
+            method=request.method,
+            host=request.host if rule is not None and (rule.host or rule.subdomain) else None,
+            path=request.path,
+            query=request.query_string,
+            media_type=self.media_type,
+            body=self.data,
+            form=self.form,
+        )
+        return fp.by_parts(parts, compared)
 
     def unread(self, request: Request) -> None:
         """Let the next reader find it in the stream again, unless the form has been parsed."""
@@ -243,26 +262,3 @@ def _sha256(file: IO[bytes]) -> bytes:
         digest.update(chunk)
     file.seek(position)
     return digest.digest()
-
-
-def fingerprint(request: Request, body: Body, route: Route) -> fp.Fingerprint:
-    """Make the fingerprint that the request is compared by, of a body that was read.
-
-    Raises ``BodyMalformed`` where it must be JSON, and is not.
-    """
-    compared = route.fingerprint
-    if callable(compared):
-        found = fp.by_value(compared())
-        body.unread(request)  # it may have read it
-        return found
-    rule = request.url_rule
-    parts = fp.RequestParts(
-        method=request.method,
-        host=request.host if rule is not None and (rule.host or rule.subdomain) else None,
-        path=request.path,
-        query=request.query_string,
-        media_type=body.media_type,
-        body=body.data,
-        form=body.form,
-    )
-    return fp.by_parts(parts, compared)

@@ -34,9 +34,9 @@ from flask_idempotency.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from . import forms
-from .body import FORM_TYPES, Body, fingerprint
+from .body import FORM_TYPES, Body
 from .routes import AppState
-from .settings import REQUIRED, Route
+from .settings import NOT_GIVEN, REQUIRED, Route
 from .signals import Subject
 
 OWNER_BYTES = 9
@@ -64,9 +64,11 @@ class Request(Subject):
     dispatched: Route | None = None
     skipped = False  # so says protect(skip=...)
     body: Body | None = None  # from when it is known that it may be needed
+    may_hold_key = False  # the request itself, in its body or elsewhere: then that wins over the header
     open_attempt: Any = None  # until it is over
     observation: Any = None  # until it is told
     is_replay = False  # the response is a stored one
+    is_dispatched = False  # Flask calls its view, and our functions at its end
     home: tuple[int, int] | None = None  # which application context it has, and which thread
 
     def __init__(self, state: AppState, request: Any = None) -> None:
@@ -78,17 +80,12 @@ class Request(Subject):
         if request is not None:
             context, request._flask_idempotency = present_context(), self  # noqa: SLF001
             context.__dict__.setdefault(_OUTERMOST, request)
-            self.home = id(context), get_ident()
+            self.home, self.is_dispatched = (id(context), get_ident()), True
 
     def begin(self, route: Route) -> None:
         """From now on this is about an operation of ``route``."""
         self.route, self.name, self.began, self.has_outcome = route, route.name, time.monotonic(), False
         self.skipped = False
-
-    @property
-    def is_dispatched(self) -> bool:
-        """True if Flask calls its view, and our hooks at its end."""
-        return self.home is not None
 
     def prepare(self, request: flask.Request, route: Route) -> None:
         """Begin with an operation of ``route``.
@@ -102,8 +99,8 @@ class Request(Subject):
             self.skipped = True
             return
         media_type = request.mimetype
-        may_be_needed = self.state.header in request.environ or _is_inside(route, media_type)
-        if may_be_needed and self.body is None:
+        self.may_hold_key = route.key is not None or media_type in FORM_TYPES
+        if self.body is None and (self.may_hold_key or self.state.header in request.environ):
             self.body = Body(request, media_type, refuses=route.enforce)
 
     def identify(self, request: flask.Request) -> Operation | None:
@@ -111,58 +108,50 @@ class Request(Subject):
 
         Reads no body of an unauthenticated caller, except where a request without a key may pass.
         """
-        route, body = self.route, self.body
         if self.skipped:
             return None
-        is_inside = body is not None and _is_inside(route, body.media_type)
-        is_early = route.required or not is_inside
-        key, field, made = None if is_inside else self._header_key(request), None, None
-        scope: Scope = route.current_scope() if is_early and (is_inside or key is not None) else None
-        if is_inside:
-            key, field = self._found_inside(request)
-        if key is None and field is None:
+        route, scope, made = self.route, NOT_GIVEN, None
+        if self.may_hold_key and route.required:
+            scope = route.current_scope()
+        key, is_field = self._found_key(request)
+        if key is None:
             if route.required:
                 raise KeyRequired
             return None
-        if not is_early:
+        if scope is NOT_GIVEN:
             scope = route.current_scope()
-        if field is not None:
-            key, made = forms.read_field(field, self.state.app, route, scope)
-        assert key is not None  # noqa: S101 -- or it was in the field
+        if is_field:
+            key, made = forms.read_field(key, self.state.app, route, scope)
         return new_operation(route, scope, key, made)
 
-    def _found_inside(self, request: flask.Request) -> tuple[str | None, str | None]:
-        """The key that the request itself holds, or else its form's field; or the key in the header.
+    def _found_key(self, request: flask.Request) -> tuple[str | None, bool]:
+        """The key that the request itself holds, or that in the header; and if it is a form's field.
 
         A wrong field is rejected whatever the header says. Some browsers send one of their own, with a
         new key each time they send the same form: it would run each time.
         """
-        body = cast("Body", self.body).read(request, self.route, self.state.settings)
-        if self.route.key is None:
-            field = forms.value_of_field(body.form)
-            return (self._header_key(request) if field is None else None), field
-        with suppress(KeyError):  # a missing member of JSON, or field of a form
-            value = self.route.key()
-            return None if value is None or value == "" else natural_key(value), None
-        return None, None
-
-    def _header_key(self, request: flask.Request) -> str | None:
-        """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
+        route = self.route
+        if self.body is not None and self.may_hold_key:
+            form = self.body.read(request, route, self.state.settings).form
+            if route.key is not None:
+                value = None
+                with suppress(KeyError):  # a missing member of JSON, or field of a form
+                    value = route.key()
+                self.body.unread(request)  # it may have read it
+                return None if value is None or value == "" else natural_key(value), False
+            if (field := forms.value_of_field(form)) is not None:
+                return field, True
         value = request.environ.get(self.state.header)
-        return None if value is None else parse_key(value)
+        return None if value is None else parse_key(value), False
 
     def claim_for(self, request: flask.Request, operation: Operation) -> Claim:
         """Make the claim of the request.
 
         Raises what :func:`new_claim` and reading the body raise.
         """
-        route = self.route
         assert self.body is not None  # noqa: S101 -- there is a key
-        body = self.body.read(request, route, self.state.settings)
-        found = fingerprint(request, body, route)
-        if route.key is not None:
-            body.unread(request)  # it may have read it
-        return new_claim(self.state, route, operation, found)
+        body = self.body.read(request, self.route, self.state.settings)
+        return new_claim(self.state, self.route, operation, body.fingerprint(request, self.route))
 
     def close_with(self, request: flask.Request) -> None:
         """End what the request leaves open when Flask closes it, also when the worker has to exit.
@@ -175,17 +164,15 @@ class Request(Subject):
         def close() -> None:
             try:
                 if (self.open_attempt or self.observation) and is_home(self):
-                    self._unanswered(sys.exc_info()[1])
+                    error = sys.exc_info()[1]
+                    if self.open_attempt is not None:
+                        self.open_attempt.unanswered(error)
+                    if self.observation is not None:
+                        self.end_observation(None, error)
             finally:
                 type(request := cast("flask.Request", there())).close(request)
 
         request.close = close  # type: ignore[method-assign]
-
-    def _unanswered(self, error: BaseException | None) -> None:
-        if self.open_attempt is not None:
-            self.open_attempt.unanswered(error)
-        if self.observation is not None:
-            self.end_observation(None, error)
 
     def end_observation(self, response: Any, error: BaseException | None) -> None:
         """Tell what would have happened, as that was to be observed."""
@@ -205,11 +192,6 @@ def existing_request() -> Request | None:
     """Ours of the present request, if the extension has had to do with it."""
     ours: Request | None = getattr(present_request(), "_flask_idempotency", None)
     return ours
-
-
-def _is_inside(route: Route, media_type: str) -> bool:
-    """Return True if the request itself may hold the key, where it wins over the header."""
-    return route.key is not None or media_type in FORM_TYPES
 
 
 def new_operation(route: Route, scope: Scope, key: str, made: float | None = None) -> Operation:
