@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from flask import Blueprint, Flask
 from redis import Redis, RedisCluster
-from sqlalchemy import Engine, MetaData
+from sqlalchemy import MetaData
 from sqlalchemy.orm import scoped_session
 
 from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
@@ -37,18 +36,19 @@ from flask_idempotency.stores.sqlite import SqliteRecords
 from flask_idempotency.stores.table import define_table
 from flask_idempotency.web import run, views
 from flask_idempotency.web.forms import idempotency_field
-from flask_idempotency.web.routes import EXEMPT, AppState, app_state, states
+from flask_idempotency.web.routes import ROUTE, AppState, app_state, states
 from flask_idempotency.web.settings import (
     NOT_GIVEN,
+    OPTIONS,
     PROTECT_OPTIONS,
     PROTECTED_METHODS,
-    Route,
     RouteOptions,
     RunOptions,
     ScopeCallable,
     Skip,
     bind_of,
     check_database,
+    checked,
     read_options,
     read_settings,
     redis_prefix,
@@ -87,7 +87,6 @@ class Idempotency:
     ) -> None:
         self._db, self._session, self._metadata = db, session, metadata
         self._scope, self._redis = scope, redis
-        self._protected: WeakKeyDictionary[Flask | Blueprint, Route] = WeakKeyDictionary()
         self._exempt_endpoints: set[str] = set()
         if app is not None:
             self.init_app(app)
@@ -152,10 +151,12 @@ class Idempotency:
             records = kind(database, table)
         own = records.apart() if isinstance(records, PostgresRecords) else records
         in_test = partial(RecordsInTest, records) if settings.has_table else None
-        engine = DecisionEngine(records, lock, sealer, time, _max_waiters(database))
-        databases = (app, sessions, key, database, table, records)
-        given = (scope, settings, self._protected, self._exempt_endpoints)
-        return AppState(*databases, *given, lock, sealer, engine, own, in_test)
+        most = most_connections(database)
+        # At most half of a small pool is for those that wait: all other requests need the rest.
+        waiters = MAX_WAITERS if most is None or most >= USUAL_POOL_SIZE else most // 2
+        engine = DecisionEngine(records, lock, sealer, time, waiters)
+        databases, exempt = (app, sessions, key, database, table, records), self._exempt_endpoints
+        return AppState(*databases, scope, settings, exempt, lock, sealer, engine, own, in_test)
 
     def protect(
         self,
@@ -182,15 +183,16 @@ class Idempotency:
             raise ConfigurationError(
                 f"protect() was given {shown(target)}; allowed: an application or a blueprint object"
             )
-        if isinstance(target, Flask) and app_state(target).protected is not self._protected:
+        exempt = self._exempt_endpoints
+        if isinstance(target, Flask) and app_state(target).exempt_endpoints is not exempt:
             raise ConfigurationError(f"the application {target.name} has another Idempotency")
         route = read_options({**options, "methods": methods, "skip": skip}, PROTECT_OPTIONS)
-        before = self._protected.get(target, route)  # a factory that makes several applications
-        if hasattr(target, EXEMPT) or set(before.methods) != set(route.methods):
+        before = getattr(target, ROUTE, route)  # a factory that makes several applications
+        if before is None or set(before.methods) != set(methods):
             raise ConfigurationError(
                 f"{target.name} is exempt, or protected already with other methods: decide on one"
             )
-        self._protected[target] = route
+        setattr(target, ROUTE, route)
         self._forget_known()
 
     def run(
@@ -239,12 +241,13 @@ class Idempotency:
                 f"exempt() was given {shown(target)}; allowed: a view, a blueprint, or the name of an"
                 " endpoint"
             )
-        if isinstance(target, Blueprint) and target in self._protected:
+        is_protected = getattr(target, ROUTE, None) is not None
+        if isinstance(target, Blueprint) and is_protected:
             raise ConfigurationError(f"the blueprint {target.name} is protected: decide on one")
         if isinstance(target, str):
             self._exempt_endpoints.add(target)
-        else:
-            setattr(target, EXEMPT, True)
+        elif not is_protected:
+            setattr(target, ROUTE, None)
         self._forget_known()
         return target
 
@@ -280,19 +283,11 @@ def _checked_scope(scope: Any) -> ScopeCallable | None:
             " other's stored response. Pass a callable that returns the tenant's or user's id, such as"
             " scope=lambda: g.account_id, or scope=None if this API really has only one tenant"
         )
-    if scope is not None and not callable(scope):
-        raise ConfigurationError(f"scope is {shown(scope)}; allowed: a callable, or None")
-    return scope  # type: ignore[no-any-return]
+    return cast("ScopeCallable | None", checked("scope", scope, OPTIONS["scope"]))
 
 
 USUAL_POOL_SIZE = 5
 """SQLAlchemy's, which may open ten connections more."""
-
-
-def _max_waiters(engine: Engine) -> int:
-    """At most half of a small pool is for those that wait: all other requests need the rest."""
-    most = most_connections(engine)
-    return MAX_WAITERS if most is None or most >= USUAL_POOL_SIZE else most // 2
 
 
 def _leave_to_parent() -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
-from flask import Blueprint, Flask, views
+from flask import Flask, views
 from werkzeug.routing import Rule
 
 from flask_idempotency.core.engine import DecisionEngine
@@ -25,11 +25,8 @@ from .purging import Purge
 from .settings import Route, ScopeCallable, Settings
 
 ROUTE = "__idempotency_route__"
-"""The attribute that marks a protected view, with its options."""
-
-EXEMPT = "__idempotency_exempt__"
-"""The attribute that leaves a view out of ``protect``."""
-
+"""The attribute of what is protected, which has the options: a view, a blueprint, an application. None
+leaves a view or a blueprint out of ``protect``."""
 
 _states: WeakSet[AppState] = WeakSet()
 
@@ -40,9 +37,7 @@ class AppState(Databases):
 
     scope: ScopeCallable | None
     settings: Settings
-    # What protect() and exempt() were given, for all applications of one extension.
-    protected: WeakKeyDictionary[Flask | Blueprint, Route]
-    exempt_endpoints: set[str]
+    exempt_endpoints: set[str]  # of all applications of one extension
     lock: Lock
     sealer: Sealer
     engine: DecisionEngine
@@ -107,7 +102,7 @@ def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
     view = state.app.view_functions.get(endpoint)
     if view is None:
         return None
-    own = (getattr(each, ROUTE, None) for each in view_objects(view, method))
+    own = (getattr(each, ROUTE, None) for each in parts(view, method))
     route = next((route for route in own if route and route.applies_to(method)), None)
     if route is not None or hasattr(view, ROUTE):
         return route
@@ -125,18 +120,16 @@ def covering_route(state: AppState, endpoint: str) -> Route | None:
     name = endpoint
     if endpoint in state.exempt_endpoints:
         return None
-    while (name := name.rpartition(".")[0]) != "":
-        blueprint: Any = state.app.blueprints.get(name)
-        if hasattr(blueprint, EXEMPT):
-            return None
-        if blueprint is not None and blueprint in state.protected:
-            return state.protected[blueprint]
-    return state.protected.get(state.app)
+    while name := name.rpartition(".")[0]:
+        blueprint = state.app.blueprints.get(name)
+        if hasattr(blueprint, ROUTE):
+            return getattr(blueprint, ROUTE)  # type: ignore[no-any-return]
+    return getattr(state.app, ROUTE, None)
 
 
 def needs_protect(view: Any, method: str) -> bool:
     """Return True if only ``protect`` protects this method, which is not exempt."""
-    return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))
+    return not any(hasattr(each, ROUTE) for each in parts(view, method))
 
 
 # What is refused, in the first request and by ``flask idempotency check``.
@@ -156,7 +149,7 @@ _decorated: WeakSet[FunctionType] = WeakSet()
 
 def note_decorated(view: Any) -> None:
     """Remember that ``@idempotent`` stands above a view, for :func:`refuse_misplaced`."""
-    _decorated.update(each for each in chain(view) if isinstance(each, FunctionType))
+    _decorated.update(each for each in parts(view) if isinstance(each, FunctionType))
 
 
 def refuse_misplaced(state: AppState, endpoint: str) -> None:
@@ -166,58 +159,40 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
     too, the other is plain on purpose.)
     """
     view: Any = state.app.view_functions[endpoint]
-    if hasattr(view, ROUTE):  # around it by protect()
+    if getattr(view, ROUTE, None):  # around it by protect()
         view = view.__wrapped__
-    if not isinstance(view, FunctionType) or view not in _decorated or is_exempt(view):
+    if not isinstance(view, FunctionType) or view not in _decorated or hasattr(view, ROUTE):
         return
     for other in states():
         for registered in list(other.app.view_functions.values()):
-            for found in view_objects(registered, *views.http_method_funcs):
-                inner = list(chain(found))
-                if view in inner and any(map(_has_own_protection, inner)):
-                    return
+            inner = list(parts(registered, *views.http_method_funcs))
+            routes = (getattr(each, ROUTE, None) for each in inner)
+            if view in inner and any(route and not route.methods for route in routes):
+                return
     raise ConfigurationError(
         f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected by its @idempotent:"
         " that stands above the decorator that registers it. Put @idempotent below the route"
     )
 
 
-def _has_own_protection(view: Any) -> bool:
-    route = getattr(view, ROUTE, None)
-    return isinstance(route, Route) and not route.methods  # not that of protect()
+def parts(view: Any, *methods: str) -> Iterator[Any]:
+    """The view, of a class-based one its class and these methods, and what decorators are around.
 
-
-def is_exempt(view: Any) -> bool:
-    """Return True if ``exempt`` marked the view, or a function below its decorators."""
-    return any(hasattr(each, EXEMPT) for each in chain(view))
-
-
-# What a view is made of.
-
-
-def view_objects(view: Any, *methods: str) -> tuple[Any, ...]:
-    """The view function, and for a class-based view its class and the functions of its methods."""
-    view_class = getattr(view, "view_class", None)
-    if view_class is None:
-        return (view,)
-    names = ("dispatch_request", *map(str.lower, methods))
-    functions = (getattr(view_class, name, None) for name in names)
-    return view, view_class, *functions, *_method_decorators(view_class, methods)
-
-
-def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[Any]:
-    """Those of Flask-RESTful and Flask-RESTX, which decorate a method when it is called."""
-    decorators = getattr(view_class, "method_decorators", ())
-    if not isinstance(decorators, Mapping):
-        return iter(decorators)
-    return (each for method in methods for each in decorators.get(method.lower(), ()))
-
-
-def chain(view: Any) -> Iterator[Any]:
-    """The view, and the functions below its decorators that use ``functools.wraps``."""
-    while view is not None:
-        yield view
-        view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
+    Those that use ``functools.wraps``, and those that Flask-RESTful and Flask-RESTX put around a method
+    when it is called.
+    """
+    found, view_class = [view], getattr(view, "view_class", None)
+    if view_class is not None:
+        names = ("dispatch_request", *map(str.lower, methods))
+        decorators = getattr(view_class, "method_decorators", ())
+        if isinstance(decorators, Mapping):
+            decorators = [each for name in names for each in decorators.get(name, ())]
+        found += [view_class, *(getattr(view_class, name, None) for name in names), *decorators]
+    for each in found:
+        below = each
+        while below is not None:
+            yield below
+            below = below.func if isinstance(below, partial) else getattr(below, "__wrapped__", None)
 
 
 def name_of(function: Any) -> str:
