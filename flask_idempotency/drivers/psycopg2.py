@@ -27,6 +27,11 @@ class Connection(RawConnection):
     }
     sees_texts = False
 
+    @property
+    def guards_itself(self) -> bool:  # type: ignore[override]
+        """See :class:`RawConnection`: only in a transaction that we have begun."""
+        return not self.continues
+
     def status(self) -> int:
         """See :class:`RawConnection`."""
         return self.driver.get_transaction_status()  # type: ignore[no-any-return]

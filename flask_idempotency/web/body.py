@@ -246,10 +246,11 @@ def _parsed(request: Request, limit: int) -> Form:
         for name, file in request.files.items(multi=True)
     )
     if not was_parsed:  # the view finds the request as it was
-        type(request).close(request)  # not what ends the operation with it
+        request.close()
         for name in "form", "files", "values":
             known.pop(name, None)
-    if sum(len(name) + len(value) for name, value in fields) > limit:
+    # A part of a multipart body may have no name.
+    if sum(len(name or "") + len(value) for name, value in fields) > limit:
         raise RequestEntityTooLarge
     return fields + files
 

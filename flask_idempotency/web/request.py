@@ -6,14 +6,12 @@ Header, body and scope become plain values here. And ``current_operation``.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from binascii import b2a_base64
 from contextlib import suppress
 from os import urandom
 from threading import get_ident
 from typing import Any, cast
-from weakref import ref
 
 import flask
 from werkzeug.local import LocalProxy
@@ -94,7 +92,6 @@ class Request(Subject):
         Raises only what ``protect(skip=...)`` does.
         """
         self.begin(route)
-        self.close_with(request)
         if route.skip is not None and route.skip(request):
             self.skipped = True
             return
@@ -153,26 +150,12 @@ class Request(Subject):
         body = self.body.read(request, self.route, self.state.settings)
         return new_claim(self.state, self.route, operation, body.fingerprint(request, self.route))
 
-    def close_with(self, request: flask.Request) -> None:
-        """End what the request leaves open when Flask closes it, also when the worker has to exit.
-
-        Flask does so behind all functions for its teardown. A copy of its context, in a thread that the
-        view started, ends nothing.
-        """
-        there = ref(request)  # it has us: a cycle would keep both alive
-
-        def close() -> None:
-            try:
-                if (self.open_attempt or self.observation) and is_home(self):
-                    error = sys.exc_info()[1]
-                    if self.open_attempt is not None:
-                        self.open_attempt.unanswered(error)
-                    if self.observation is not None:
-                        self.end_observation(None, error)
-            finally:
-                type(request := cast("flask.Request", there())).close(request)
-
-        request.close = close  # type: ignore[method-assign]
+    def unanswered(self, error: BaseException | None) -> None:
+        """End what the request leaves open: Flask has made no response, or the worker has to exit."""
+        if self.open_attempt is not None:
+            self.open_attempt.unanswered(error)
+        if self.observation is not None:
+            self.end_observation(None, error)
 
     def end_observation(self, response: Any, error: BaseException | None) -> None:
         """Tell what would have happened, as that was to be observed."""

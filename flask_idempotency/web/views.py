@@ -1,4 +1,4 @@
-"""``@idempotent``, and a request's way: :func:`before`, :func:`enter`, :func:`after`.
+"""``@idempotent``, and a request's way: :func:`before`, :func:`enter`, :func:`after`, :func:`end`.
 
 * ``before`` is the first ``url_value_preprocessor``, and comes before all ``before_request`` functions:
   it finds out what protects the endpoint. It rejects nothing: what is wrong becomes the response where
@@ -9,9 +9,7 @@
   runs, or responds at once.
 * ``after`` is the last ``after_request`` function: it completes what waits for a commit above the view,
   and lets some responses be followed by a purge.
-
-What Flask made no response of ends as Flask closes the request: see :meth:`.Request.close_with`. A
-``teardown_request`` function would be called after each request, protected or not.
+* ``end`` is the last ``teardown_request`` function: it ends what Flask made no response of.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from flask_idempotency.session.operation import Operation, running_operation
 from . import signals
 from .attempt import Attempt, LeasedAttempt
 from .observe import observe
-from .request import Request, found_for_old, is_outermost_request
+from .request import Request, found_for_old, is_home, is_outermost_request
 from .response import answer, handle_problem, keep_from_caches, replay
 from .routes import (
     ROUTE,
@@ -147,6 +145,7 @@ def register(app: Flask, state: AppState) -> None:
     app.url_value_preprocessors.setdefault(None, []).insert(0, partial(before, state))
     # Flask runs these from the last to the first, so ours come after all others.
     app.after_request_funcs.setdefault(None, []).insert(0, after)
+    app.teardown_request_funcs.setdefault(None, []).insert(0, end)
     if Problem not in app.error_handler_spec[None][None]:
         app.register_error_handler(Problem, answer)
 
@@ -213,6 +212,16 @@ def after(response: Response) -> Response:
     if current.is_replay:
         keep_from_caches(response)
     return response
+
+
+def end(error: BaseException | None) -> None:
+    """End what the request leaves open, also when the worker has to exit.
+
+    A copy of its context, in a thread that the view started, ends nothing.
+    """
+    current: Request | None = getattr(present_request(), "_flask_idempotency", None)
+    if current is not None and (current.open_attempt or current.observation) and is_home(current):
+        current.unanswered(error)
 
 
 def enter(route: Route) -> Attempt | Response | None:

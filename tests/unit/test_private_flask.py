@@ -72,14 +72,6 @@ def test_flask_has_one_context_for_the_application_and_the_request_or_two(plain)
         assert getattr(flask.globals._cv_app.get(), "_request", None) is None
 
 
-def test_flask_closes_a_request_as_its_context_ends(plain):
-    closed = []
-    with plain.test_request_context():
-        request._get_current_object().close = lambda: closed.append(present_request() is not None)
-        assert closed == []
-    assert closed == [True]
-
-
 def is_merged():
     return "_cv_request" not in vars(flask.globals)
 

@@ -253,6 +253,19 @@ def test_a_body_that_the_application_decodes_reaches_the_view_decoded(world, wra
     assert answers[0].text == answers[1].text == answers[2].text
 
 
+def test_a_part_of_a_form_without_a_name_is_compared_too(world):
+    view, asked = (lambda: ({"form": [value for _, value in request.form.items()]}, 201)), []
+    for app in beside_plain(world, "/nameless", view):
+        client = app.test_client()
+        for amount in b"5", b"5", b"6":
+            part = b"--b\r\nContent-Disposition: form-data\r\n\r\n" + amount + b"\r\n--b--\r\n"
+            sent = {"Idempotency-Key": "key-1", "X-User": "alice"}
+            kind = "multipart/form-data; boundary=b"
+            asked.append(client.post("/nameless", data=part, headers=sent, content_type=kind))
+    assert [each.status_code for each in asked] == [201, 201, 201, 201, 201, 422]
+    assert asked[0].json == asked[3].json == asked[4].json == {"form": ["5"]}
+
+
 def kept():
     request._cached_data = gzip.decompress(request.get_data())
 

@@ -107,6 +107,28 @@ class TestReturned:
         assert (shop.count(), len(runs)) == (1, 1)
 
     @KINDS
+    @pytest.mark.parametrize("commit", [True, False], ids=["commits", "leaves it to a function above"])
+    def test_a_view_may_close_its_request(self, shop, assert_replayed, atomic, commit):
+        pay, runs = paying(shop, commit=commit)
+
+        def closing():
+            request.close()
+            response = pay()
+            request.close()
+            return response
+
+        @shop.app.after_request
+        def commits(response):
+            request.close()
+            shop.db.session.commit()
+            return response
+
+        add(shop, closing, atomic=atomic)
+        first, again = shop.post(), shop.post()
+        assert (first.status_code, is_replayed(again)) == (201, True)
+        assert (shop.count(), len(runs)) == (1, 1)
+
+    @KINDS
     def test_it_is_stored_before_a_decorator_above_it_goes_on(self, shop, atomic):
         seen = []
 
