@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from . import errors, process
+from . import errors
 from .logs import log
 from .machine import Next, Situation, decide, runs_again, situation
 from .ports import Glance, Hold, Lock, Records, Sealer
@@ -40,34 +38,6 @@ _NOT_COMPARABLE = (
 SETTLE_SECONDS = 0.1
 """How long an atomic operation that is to be given up is left alone first. A claim locks its row a
 moment after it has committed it, so an attempt that begins just now looks like one that has died."""
-
-
-class _Patience:
-    """How long one request may wait for another, if there is a place for it among the waiters."""
-
-    def __init__(self, seconds: float, clock: Any, places: threading.Semaphore) -> None:
-        self._clock, self._places, self._has_place = clock, places, False
-        self._deadline = clock.monotonic() + seconds if seconds else -math.inf
-
-    def left(self) -> float:
-        """Seconds that the request may still wait; it has a place from then on."""
-        left = self._deadline - self._clock.monotonic()
-        if left > 0 and not self._has_place:
-            self._has_place = self._places.acquire(blocking=False)
-        return left if self._has_place else 0
-
-    def spend(self, seconds: float, wait: Callable[[float], object]) -> None:
-        """Let ``wait`` wait. On a clock that stands still, as tests stop it, the seconds count."""
-        began = self._clock.monotonic()
-        wait(seconds)
-        if self._clock.monotonic() == began:
-            self._deadline -= seconds
-
-    def end(self) -> None:
-        """Give the place up."""
-        if self._has_place:
-            self._has_place = False
-            self._places.release()
 
 
 class Execution:
@@ -117,7 +87,7 @@ class Execution:
 
         Not ``at_once``: the lease runs out by itself.
         """
-        if self.claim.pid != process.number:
+        if self.claim.is_inherited():
             return
         try:
             if at_once:
@@ -148,12 +118,7 @@ class DecisionEngine:
     """
 
     def __init__(
-        self,
-        records: Records,
-        lock: Lock,
-        sealer: Sealer,
-        clock: Any,
-        max_waiters: int = MAX_WAITERS,
+        self, records: Records, lock: Lock, sealer: Sealer, clock: Any, max_waiters: int = MAX_WAITERS
     ) -> None:
         self._records, self.lock, self.sealer, self.clock = records, lock, sealer, clock
         self.max_waiters, self._places = max_waiters, threading.Semaphore(max_waiters)
@@ -178,21 +143,17 @@ class DecisionEngine:
         goes on.
         """
         glance = self.lock.acquire(claim)
-        patience = _Patience(wait, self.clock, self._places)
-        if glance is Glance.BUSY and patience.left() <= 0:
-            problem = self._in_progress(claim, None)
-            problem.by_lock = True
-            raise problem
+        if glance is Glance.BUSY and wait <= 0:
+            raise self._in_progress(claim, None)
         decision: Decision | None = None
         try:
             # Whoever gets a free lock is most likely a first request: it claims without looking.
             if found is None and glance is not Glance.MINE:
                 found = self._records.look(claim.key)
-            decision = self._settle(claim, found, patience, on_interrupted)
+            decision = self._settle(claim, found, wait, on_interrupted)
             return decision
         finally:
-            patience.end()
-            if glance is Glance.MINE and claim.pid == process.number:
+            if glance is Glance.MINE and not claim.is_inherited():
                 if decision is None:
                     self.lock.release(claim)
                 elif isinstance(decision, Execution):
@@ -210,9 +171,7 @@ class DecisionEngine:
             return record
         return replace(record, response=self.opened(record))
 
-    def _settle(
-        self, claim: Claim, record: Record | None, patience: _Patience, policy: object
-    ) -> Decision:
+    def _settle(self, claim: Claim, record: Record | None, left: float, policy: object) -> Decision:
         """Claim, or find out who did."""
         rounds = 0
         while True:
@@ -230,13 +189,29 @@ class DecisionEngine:
             if tried is None or record is None or found is Situation.COMPLETED:
                 rounds += 1
                 continue
-            if (left := patience.left()) <= 0:
-                raise self._in_progress(claim, record.lease_left)
-            if found is Situation.LEASED:
-                patience.spend(min(left, POLL_SECONDS), self.clock.sleep)
-            else:
-                patience.spend(left, partial(self._records.wait, claim.key))
+            if (rest := self._wait(claim, found, left)) is None:
+                raise self._in_progress(claim, record)
+            left = rest
             record = self._records.look(claim.key)
+
+    def _wait(self, claim: Claim, found: Situation, left: float) -> float | None:
+        """Wait for what goes on, ``left`` seconds at most; how many are left then.
+
+        None if there is no time, or no place among those that wait.
+        """
+        if left <= 0 or not self._places.acquire(blocking=False):
+            return None
+        began = self.clock.monotonic()
+        seconds = min(left, POLL_SECONDS) if found is Situation.LEASED else left
+        try:
+            if found is Situation.LEASED:
+                self.clock.sleep(seconds)
+            else:
+                self._records.wait(claim.key, seconds)
+        finally:
+            self._places.release()
+        # On a clock that stands still, as tests stop it, the seconds count.
+        return left - (self.clock.monotonic() - began or seconds)
 
     def _take(self, step: Next, record: Any, claim: Claim, policy: object) -> Decision | Record | None:
         """Take the next step.
@@ -280,14 +255,18 @@ class DecisionEngine:
         # An atomic one is rolled back: nothing but its number can end it.
         raise errors.OperationInterrupted(_SPENT if claim.lease_seconds is None else None)
 
-    def _in_progress(self, claim: Claim, seconds: float | None) -> errors.RequestInProgress:
-        """The problem of a duplicate, with the ``seconds`` that the lease has left if there is one."""
-        if seconds is None:  # the lock knows no leases, only young requests
-            seconds = claim.lease_seconds
-        if seconds is None:
-            seconds = self.last_seconds.get(claim.name, 0.0)
+    def _in_progress(self, claim: Claim, record: Record | None) -> errors.RequestInProgress:
+        """The problem of a duplicate; without a ``record`` only the lock has been asked.
+
+        That knows no leases, only young requests.
+        """
+        left = claim.lease_seconds if record is None else record.lease_left
+        if left is None:
+            left = self.last_seconds.get(claim.name, 0.0)
         # RFC 9110 section 10.2.3 knows no fractions.
-        return errors.RequestInProgress(retry_after=max(1, math.ceil(seconds)))
+        problem = errors.RequestInProgress(retry_after=max(1, math.ceil(left)))
+        problem.by_lock = record is None
+        return problem
 
     def opened(self, record: Record) -> StoredResponse:
         """The response of a record that has ended, decrypted.

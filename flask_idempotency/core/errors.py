@@ -31,8 +31,9 @@ class IdempotencyError(Exception):
     title: str = "The request could not be served."
     retry_after: int | None = None
 
-    def __init__(self, detail: str | None = None) -> None:
+    def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
         self.detail: str = detail or (self.__doc__ or "").partition("\n")[0]
+        self.retry_after = self.retry_after if retry_after is None else retry_after
         super().__init__(self.detail)
 
 
@@ -45,11 +46,8 @@ def shown(value: object) -> str:
 
     It may be a password or a key in the wrong place, and no good one is short.
     """
-    try:
-        text = repr(value)
-    except Exception:  # of an integer that is too long, or of somebody else's class
-        text = ""
-    if text and len(text) <= LONGEST_SHOWN and "://" not in text and not isinstance(value, bytes):
+    text = repr(value)
+    if len(text) <= LONGEST_SHOWN and "://" not in text and not isinstance(value, bytes):
         return text
     size = f" of length {len(value)}" if isinstance(value, Sized) else ""
     return f"a {type(value).__name__}{size} (not shown)"
@@ -71,10 +69,6 @@ class SealBroken(RecordBroken):
 
 class Problem(IdempotencyError):
     """A response to the client in the form of RFC 9457 (Problem Details)."""
-
-    def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
-        super().__init__(detail)
-        self.retry_after = self.retry_after if retry_after is None else retry_after
 
 
 class KeyRequired(Problem):

@@ -140,9 +140,7 @@ def by_value(value: bytes) -> Fingerprint:
     :raises ConfigurationError: if that is not bytes.
     """
     if not isinstance(value, bytes):
-        raise ConfigurationError(
-            f"The fingerprint callable must return bytes, not {type(value).__name__}."
-        )
+        raise ConfigurationError(f"fingerprint() must return bytes, not {type(value).__name__}.")
     return _fingerprint(CUSTOM, value)
 
 
@@ -190,9 +188,7 @@ def parse_json(body: bytes) -> object:
     outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]  # of strings
     steps = memoryview(b"".join(outside).translate(_STEPS, _NO_BRACKETS)).cast("b")  # 1 or -1 each
     if max(accumulate(steps), default=0) > MAX_DEPTH:
-        raise BodyMalformed(
-            f"The JSON body is nested too deeply; at most {MAX_DEPTH} levels are allowed."
-        )
+        raise BodyMalformed(f"The JSON body is nested too deeply: at most {MAX_DEPTH} levels.")
     try:
         return _DECODER.decode(body.decode("utf-8-sig"))
     except UnicodeDecodeError:

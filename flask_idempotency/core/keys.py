@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from functools import lru_cache
 from typing import TypeAlias
 from uuid import UUID
 
@@ -52,22 +51,20 @@ def parse_key(value: str) -> str:
     :raises KeyMalformed: otherwise; the detail says what is wrong, but never the key.
     """
     text = value.strip(" ")
-    found, fault = _KEY.fullmatch(text), None
-    key = "" if found is None else found[1] or _ESCAPED.sub(r"\1", found[2] or "")
-    if found is None and "," in text:
+    found = _KEY.fullmatch(text)
+    if found is not None:
+        key = found[1] or _ESCAPED.sub(r"\1", found[2] or "")
+        if 1 <= len(key) <= MAX_LENGTH:
+            return key
+        fault = f"is longer than {MAX_LENGTH} characters" if key else "is empty"
+    elif "," in text:
         fault = (
             "contains a comma outside quotes; the header may have been sent twice, servers join its"
             " lines with a comma"
         )
-    elif found is None:
+    else:
         fault = "contains a character that is not allowed there, or a double quote without its pair"
-    elif not key:
-        fault = "is empty"
-    elif len(key) > MAX_LENGTH:
-        fault = f"is longer than {MAX_LENGTH} characters"
-    if fault:
-        raise KeyMalformed(f"The idempotency key {fault}. Allowed: {KEY_SYNTAX}.")
-    return key
+    raise KeyMalformed(f"The idempotency key {fault}. Allowed: {KEY_SYNTAX}.")
 
 
 _KEY = re.compile(r'([!#-+\--:<-\[\]-~]*)|"((?:[ !#-\[\]-~]|\\["\\])*)"')  # bare, or quoted
@@ -81,9 +78,7 @@ def natural_key(value: object) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | UUID):
         raise KeyMalformed("What serves as the key is neither a string nor an integer, nor a UUID.")
-    # Python refuses to write very long integers.
-    is_long = isinstance(value, int) and abs(value) >= 10**MAX_LENGTH
-    key = "" if is_long else str(value)
+    key = str(value)
     if not 1 <= len(key) <= MAX_LENGTH:
         raise KeyMalformed(f"What serves as the key must have 1 to {MAX_LENGTH} characters.")
     return key
@@ -151,7 +146,7 @@ def scope_tail(scope: Scope) -> bytes:
             f"The scope of an idempotency key must be a str, int, UUID or None, not "
             f"{type(scope).__name__}: return the id of the tenant or user from the scope callable."
         )
-    return _scope_tail(scope)
+    return digest("scope", scope)[:SCOPE_BYTES]
 
 
 def derive_key(key: bytes, name: str) -> str:
@@ -169,42 +164,18 @@ def digest(*parts: Part) -> bytes:
     :return: 32 bytes. Other parts, another order or another type give another digest. Stored records
         are found and compared by it, so its format may never change.
     """
-    *before, last = parts or (b"",)
-    encode = _encoded if parts[FEW + 1 :] else _remembered  # those in front of a key or a body
-    tag, data = _tagged(last)
-    sha256 = hashlib.sha256(b"%b%b%d:" % (encode(*before), tag, len(data)))
-    sha256.update(data)  # not joined: it may be a body of megabytes
+    sha256 = hashlib.sha256()
+    for part in parts:
+        if part is None:
+            tag, data = b"n", b""
+        elif isinstance(part, str):
+            tag, data = b"s", part.encode("utf-8", "surrogatepass")
+        elif isinstance(part, bytes):
+            tag, data = b"b", part
+        elif isinstance(part, UUID):
+            tag, data = b"u", part.bytes
+        else:
+            tag, data = b"i", b"%x" % part  # Python refuses to write very long integers in decimal
+        sha256.update(b"%b%d:" % (tag, len(data)))
+        sha256.update(data)  # not joined: it may be a body of megabytes
     return sha256.digest()
-
-
-FEW = 8
-"""How many parts in front of the last one are remembered with their encoding: those of a key and of a
-request are eight at most, and those of a form may be a thousand."""
-
-REMEMBERED = 512
-"""How many such beginnings: an application's endpoints with their paths and scopes."""
-
-
-def _encoded(*parts: Part) -> bytes:
-    return b"".join(b"%b%d:%b" % (tag, len(data), data) for tag, data in map(_tagged, parts))
-
-
-_remembered = lru_cache(REMEMBERED, typed=True)(_encoded)
-
-
-@lru_cache(REMEMBERED, typed=True)
-def _scope_tail(scope: Scope) -> bytes:
-    return digest("scope", scope)[:SCOPE_BYTES]
-
-
-def _tagged(part: Part) -> tuple[bytes, bytes]:
-    """One byte for the type of a part, and its value as bytes."""
-    if part is None:
-        return b"n", b""
-    if isinstance(part, str):
-        return b"s", part.encode("utf-8", "surrogatepass")
-    if isinstance(part, bytes):
-        return b"b", part
-    if isinstance(part, UUID):
-        return b"u", part.bytes
-    return b"i", b"%x" % part  # Python refuses to write very long integers in decimal

@@ -27,13 +27,7 @@ from enum import Enum
 from .records import Claim, Record, State
 
 
-class _Cell(Enum):
-    """What is looked up in a table, or compared, in each request."""
-
-    __hash__ = object.__hash__  # Enum's own is a function in Python, called for each look-up
-
-
-class Situation(_Cell):
+class Situation(Enum):
     """How a request finds the record."""
 
     ABSENT = "absent"
@@ -67,7 +61,7 @@ NEXT: dict[Situation, tuple[Next, Next]] = {
 """For the same request, as far as anyone can tell, and for a changed one."""
 
 
-class Phase(_Cell):
+class Phase(Enum):
     """Where one attempt at an operation is, from its claim to its end."""
 
     OPEN = "claimed: whoever finds it so, and does not go on to the view, abandons it"
@@ -101,7 +95,8 @@ def decide(record: Record | None, claim: Claim) -> Next:
     step = changed if is_changed else same
     if record is None or record.expired or step not in (Next.TAKE_OVER, Next.ASK_ROUTE):
         return step
-    is_spent = claim.max_attempts is not None and record.begun >= claim.max_attempts
+    begun = record.attempt - (record.released_attempt or 0)
+    is_spent = claim.max_attempts is not None and begun >= claim.max_attempts
     return Next.GIVE_UP if is_spent else step
 
 

@@ -16,11 +16,19 @@ from .records import SEALED, Claim, Record, StoredResponse
 
 
 class Hold(Protocol):
-    """An operation that is ours until the hold ends."""
+    """An operation that is ours until the hold ends.
 
-    @property
-    def attempt(self) -> int:
-        """1 for the first attempt, one more for each take-over; committed before the view runs."""
+    That of an atomic operation is its ``transaction``: the record's row is locked until the hold ends.
+    ``complete`` commits the response together with everything written on ``connection``. It also raises
+    ``NotAtomic`` if the transaction is no longer the one that holds the row, and
+    ``TransactionConflict`` if the database rolled it back. After an error nothing was committed, unless
+    the outcome is unknown. ``abandon`` rolls everything back and returns the connection clean.
+    ``explain(error)`` returns what an error that left the view means for the operation; None: nothing
+    special.
+    """
+
+    attempt: int
+    """1 for the first attempt, one more for each take-over; committed before the view runs."""
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response; returns only once that is durable.
@@ -33,43 +41,17 @@ class Hold(Protocol):
         """End without a response. May be called at any time, and twice."""
 
 
-class Transaction(Hold, Protocol):
-    """The hold of an atomic operation: its record's row is locked until the hold ends.
-
-    ``complete`` commits the response together with everything written on ``connection``. It also raises
-    ``NotAtomic`` if the transaction is no longer the one that holds the row, and
-    ``TransactionConflict`` if the database rolled it back. After an error nothing was committed, unless
-    the outcome is unknown. ``abandon`` rolls everything back and returns the connection clean.
-    """
-
-    @property
-    def connection(self) -> Any:
-        """The connection whose transaction holds the row."""
-
-    def explain(self, error: BaseException | None) -> Exception | None:
-        """Return what an error that left the view means for the operation; None: nothing special."""
-
-
 class Lease(Hold, Protocol):
     """The hold of an operation that is not atomic: nobody else may run it while the lease runs.
 
     Every verb that writes compares the owner's token in the same statement, and raises ``LeaseLost``
     without writing anything if another attempt has taken the operation over. What is finished or
     released gets no lease again: then ``extend`` and ``record`` raise it, too. An expired lease that
-    nobody took over is still its holder's.
+    nobody took over is still its holder's. ``complete(response, waits=True)`` stores a failure that
+    somebody must decide about: if a step has finished, it does not expire, as its lease is over.
+    ``abandon`` ends the lease at once, with the outcome unknown; it never raises, and changes nothing
+    after ``complete`` and ``release``.
     """
-
-    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
-        """Store the response, durably. ``waits``: it is a failure that somebody must decide about.
-
-        If a step has finished, such a record does not expire: its lease is over.
-        """
-
-    def abandon(self) -> None:
-        """End the lease at once, with the outcome unknown. Never raises; may be called twice.
-
-        Changes nothing after ``complete`` and ``release``.
-        """
 
     def release(self) -> None:
         """Give the operation back without a response: the next retry runs it again.
@@ -86,33 +68,24 @@ class Lease(Hold, Protocol):
     def record(self, step: str, result: bytes | None) -> None:
         """Record a finished step, durably, and renew the lease. Sent twice, it is there once."""
 
-    def open_step(self, connection: Any = None) -> Step:
+    def open_step(self, connection: Any = None) -> Any:
         """Open a transaction for a step whose writes commit with it, or continue a connection's.
 
-        Raises ``NotAtomic`` if the store has leases only, and ``TransactionConflict`` if other changes
-        of the record come in between again and again.
+        It locks the record's row, so nobody takes over meanwhile. Its own ``record`` commits it all;
+        that and ``abandon`` are as the hold's of an atomic operation. Raises ``NotAtomic`` if the store
+        has leases only, and ``TransactionConflict`` if other changes of the record come in between
+        again and again.
         """
-
-
-class Step(Protocol):
-    """The transaction of one step. It locks the record's row, so nobody takes over meanwhile."""
-
-    def record(self, step: str, result: bytes | None) -> None:
-        """Record the step, renew the lease and commit it all. Errors: see :class:`Transaction`."""
-
-    def abandon(self) -> None:
-        """See :class:`Transaction`."""
 
 
 class Records(Protocol):
     """The truth: one record for each key."""
 
-    @property
-    def atomic(self) -> bool:
-        """True if there are :class:`Transaction` holds: writes that commit together with a record.
+    atomic: bool
+    """True if there are holds of transactions: writes that commit together with a record.
 
-        False for a store with leases only: it rejects atomic routes, so every claim names a lease.
-        """
+    False for a store with leases only: it rejects atomic routes, so every claim names a lease.
+    """
 
     def briefly(self) -> Records:
         """The same records for requests that are only observed: past the pool of the application.
@@ -120,9 +93,8 @@ class Records(Protocol):
         Nothing there waits for longer than a request could do without.
         """
 
-    @property
-    def one_writer(self) -> bool:
-        """True if nobody else can write while somebody does, not even a record beside a view."""
+    one_writer: bool
+    """True if nobody else can write while somebody does, not even a record beside a view."""
 
     def can_hold(self, name: str) -> bool:
         """Return True if the store's encoding has all characters of ``name``."""
@@ -133,7 +105,7 @@ class Records(Protocol):
     def claim(self, claim: Claim) -> Hold | Record | None:
         """Insert the record and hold it; or the record that is there, None where that was not read.
 
-        The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
+        The hold is a :class:`Lease` if the claim names one, otherwise that of a transaction.
         """
 
     def take_over(self, claim: Claim, as_seen: Record) -> Hold | Record | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from os import getpid
 from typing import Any
 
-from . import process
 from .errors import LeaseLost
 from .fingerprint import Fingerprint
 
@@ -61,7 +61,7 @@ class Claim:
     None for an atomic one.
     ``max_attempts`` is after how many attempts an operation is given up. ``retried_seconds`` is how
     long after its first attempt an interrupted operation may run again, if its route says "retry".
-    ``process`` is the one that made the claim: no child takes part in it. ``connection`` is what an
+    ``pid`` is the process that made the claim: no child takes part in it. ``connection`` is what an
     atomic operation is to continue the transaction of, in place of one of its own.
     """
 
@@ -73,13 +73,20 @@ class Claim:
     lease_seconds: float | None = None
     max_attempts: int | None = None
     retried_seconds: float = math.inf
-    pid: int = field(default_factory=lambda: process.number, repr=False, compare=False)
+    pid: int = field(default_factory=getpid, repr=False, compare=False)
     connection: Any = field(default=None, repr=False, compare=False)
+
+    def is_inherited(self) -> bool:
+        """Return True in a process that was forked since the claim was made: it is the parent's."""
+        return self.pid != getpid()
 
     def refuse_in_child(self) -> None:
         """Raise ``LeaseLost`` in a process that was forked since the claim was made."""
-        if self.pid != process.number:
-            raise LeaseLost(process.FORKED)
+        if self.is_inherited():
+            raise LeaseLost(
+                "This process was forked inside the operation, which its parent goes on with: it can"
+                " neither end the operation nor take a step of it."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +112,3 @@ class Record:
     released_attempt: int | None = None
     age: float = field(default=0.0, compare=False)
     released: float | None = field(default=None, compare=False)
-
-    @property
-    def begun(self) -> int:
-        """How often the operation was begun since an operator released it."""
-        return self.attempt - (self.released_attempt or 0)

@@ -110,7 +110,6 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
     Numbers may be texts. Raises ``RecordBroken``.
     """
     try:
-        left, released = fields["lease_left"], fields["released"]
         released_attempt = fields["released_attempt"]
         return Record(
             bytes(key),
@@ -120,11 +119,11 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
             int(fields["attempt"]),
             fields["owner"],
             expired=fields["expired"] in (1, "1"),
-            lease_left=None if left is None else finite(float(left)),
+            lease_left=_seconds(fields["lease_left"]),
             response=_response_of(fields),
             released_attempt=None if released_attempt is None else int(released_attempt),
-            age=finite(float(fields["age"])),
-            released=None if released is None else finite(float(released)),
+            age=_seconds(float(fields["age"])) or 0.0,
+            released=_seconds(fields["released"]),
         )
     except _ILLEGIBLE as error:  # not by the context: every replay comes here
         raise RecordBroken from error
@@ -149,8 +148,9 @@ def _headers_of(text: str) -> Headers:
     return headers
 
 
-def finite(seconds: float) -> float:
-    """Return a time in seconds. Raises ``ValueError`` for one that never ends, or is none."""
-    if not math.isfinite(seconds):
+def _seconds(value: Any) -> float | None:
+    """Return a time in seconds, or None. Raises ``ValueError`` for one that never ends, or is none."""
+    seconds = None if value is None else float(value)
+    if seconds is not None and not math.isfinite(seconds):
         raise ValueError
     return seconds

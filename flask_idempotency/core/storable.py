@@ -101,14 +101,10 @@ def is_stored_by_default(status: int, atomic: bool = True) -> bool:
 def storable(headers: Iterable[tuple[str, str]]) -> Headers:
     """The headers that may be stored, and that may be sent if somebody else stored them.
 
-    All but :data:`NEVER_STORED`, what ``Connection`` names (also hop by hop), and what no HTTP message
-    can carry.
+    All but :data:`NEVER_STORED`, and what no HTTP message can carry.
     """
-    lines, named = [], {""}
+    lines = []
     for name, value in headers:
-        lower = name.lower()
-        if lower == "connection":
-            named.update(map(str.strip, value.lower().split(",")))
-        elif lower not in NEVER_STORED and _NAME.fullmatch(name) and _VALUE.fullmatch(value):
-            lines.append((lower, name, value))
-    return tuple([(name, value) for lower, name, value in lines if lower not in named])
+        if name.lower() not in NEVER_STORED and _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            lines.append((name, value))
+    return tuple(lines)

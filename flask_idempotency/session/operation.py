@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from os import getpid
 from typing import Any, TypeVar
 from weakref import ref
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
-from flask_idempotency.core import process
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
 from flask_idempotency.flask_context import present_context, present_request
@@ -20,7 +20,7 @@ from flask_idempotency.flask_context import present_context, present_request
 from .databases import Databases
 from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo, warn_left
 from .sqlalchemy_private import connections, continue_nested
-from .transaction import LATE, OperationTransaction, innermost
+from .transaction import INHERITED, LATE, OperationTransaction, innermost
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class Running:
     is_open = False  # before its beginning, and after its end
 
     def __init__(self, operation: Operation) -> None:
-        self.operation, self.is_open, self.pid = operation, True, process.number
+        self.operation, self.is_open, self.pid = operation, True, getpid()
         self._request, self._context = present_request(), present_context()
         self.outer = innermost.get()
         innermost.set(self)
@@ -146,7 +146,7 @@ class Running:
 
         In a forked child nothing is.
         """
-        return self._request is present_request() and self.pid == process.number
+        return self._request is present_request() and self.pid == getpid()
 
     def has_joined(self, _session: Any) -> bool:
         """Return True if a session's work is that of its transaction: it has none."""
@@ -210,8 +210,8 @@ class OpenTransaction(Running):
         is_known = session in self._modes or self.is_here() or self._context is present_context()
         if not is_known:
             return False
-        if self.pid != process.number:
-            raise NotAtomic(process.INHERITED)
+        if self.pid != getpid():
+            raise NotAtomic(INHERITED)
         if not self.is_open:
             raise NotAtomic(LATE)
         return True
@@ -365,4 +365,4 @@ def outer_transaction() -> OpenTransaction | None:
     running = innermost.get()
     if running is None or not isinstance(running, OpenTransaction):
         return None
-    return running if running.is_open and running.pid == process.number else None
+    return running if running.is_open and running.pid == getpid() else None

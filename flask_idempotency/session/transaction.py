@@ -30,7 +30,6 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
-from flask_idempotency.core.process import INHERITED
 from flask_idempotency.drivers.raw_connection import IDLE, IN_ERROR, RawConnection, give_back, taken
 from flask_idempotency.drivers.raw_connection import innermost as innermost_of
 
@@ -74,6 +73,12 @@ UNDECIDED = (
     "a session of its own began on the operation's connection, where it might keep or undo other work"
     ' than without the extension: make it with join_transaction_mode="create_savepoint"'
 )
+INHERITED = (
+    "this process was forked in the view of an operation, and db.session was in the middle of that,"
+    " which is the parent's: use another session in the child, in an application context of its own"
+    " (with app.app_context():)"
+)
+
 LATE = (
     "the view's session or connection is used in a thread or task where the operation has ended, or"
     " outside of its context: use a session or connection of its own there"

@@ -21,7 +21,7 @@ from sqlalchemy import exc
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable, sqlstate
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.ports import Hold, Records, Transaction
+from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import steps_of
 
@@ -292,7 +292,7 @@ class Admin(Protocol):
     def examine(self) -> Iterator[Finding]:
         """Check the server, without writing. Ends early if it cannot be reached."""
 
-    def trial(self) -> AbstractContextManager[Transaction | None]:
+    def trial(self) -> AbstractContextManager[Any]:
         """Claim a record of its own as a request would, and delete it at the end.
 
         Yields the transaction in which a view would run; None if the store has leases only.
@@ -312,7 +312,7 @@ def trial_claim() -> Claim:
 
 
 @contextmanager
-def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tuple[Claim, Hold]]:
+def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tuple[Claim, Any]]:
     """Claim a record of its own as a request would; end the hold and ``forget`` the record afterwards.
 
     Raises what a request would raise.

@@ -26,7 +26,6 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import SEALED_TEXT, response_values
 
@@ -363,7 +362,7 @@ class PostgresAdmin(SqlAdmin):
         yield from _examine_storage(self._messages.table.fullname, storage)
 
     @contextmanager
-    def trial(self) -> Iterator[Transaction]:
+    def trial(self) -> Iterator[Any]:
         """Claim a record of its own, and change it as the end of an operation does.
 
         Raises ``ConfigurationError`` if the table rejects that, and ``NotAtomic`` if two messages are
@@ -372,7 +371,7 @@ class PostgresAdmin(SqlAdmin):
         table = self._messages.table
         try:
             with trying(self._records, self._forget) as (claim, hold):
-                mine = cast("Transaction", hold)
+                mine = hold
                 has_begun = text("SELECT txid_current_if_assigned() IS NOT NULL")
                 if not mine.connection.scalar(has_begun):
                     raise NotAtomic(
@@ -500,10 +499,10 @@ class SqliteAdmin(SqlAdmin):
         yield from found
 
     @contextmanager
-    def trial(self) -> Iterator[Transaction]:
+    def trial(self) -> Iterator[Any]:
         """Claim a record; roll back and delete it at the end."""
         with trying(self._records, self._forget) as (_claim, hold):
-            yield cast("Transaction", hold)
+            yield hold
 
 
 def _entry_values(entry: AuditEntry) -> dict[str, Any]:

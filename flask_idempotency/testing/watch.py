@@ -82,7 +82,7 @@ class _WatchedHold:
         self._watch("after-commit", self._execution)
 
     def record(self, step: str, result: bytes) -> None:
-        """See :class:`Lease` and :class:`Step`."""
+        """See :class:`Lease`."""
         self._watch("in-view", self._execution)
         self._inner.record(step, result)
 

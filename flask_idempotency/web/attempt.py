@@ -21,7 +21,6 @@ from typing import Any
 from blinker import NamedSignal
 from flask import Response
 
-from flask_idempotency.core import process
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import (
     IdempotencyError,
@@ -222,7 +221,7 @@ class Attempt:
         self._abandon()
         self._end()
         # A problem is told with its response, and the parent of this process goes on with the attempt.
-        if not isinstance(self._error, Problem) and self._execution.claim.pid == process.number:
+        if not isinstance(self._error, Problem) and not self._execution.claim.is_inherited():
             self._tell_end()
         self._error = None
 

@@ -16,7 +16,6 @@ from typing import Any, cast
 import flask
 from werkzeug.local import LocalProxy
 
-from flask_idempotency.core import process
 from flask_idempotency.core.errors import (
     ConfigurationError,
     KeyExpired,
@@ -212,7 +211,6 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,
         retried_seconds=route.ttl,
-        pid=process.number,
     )
 
 

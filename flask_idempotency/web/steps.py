@@ -24,7 +24,7 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Lease, Step
+from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.joining import to_continue
@@ -179,7 +179,7 @@ class Steps:
             )
         return result
 
-    def _record(self, name: str, result: bytes | None, hold: Lease | Step) -> None:
+    def _record(self, name: str, result: bytes | None, hold: Any) -> None:
         self._claim.refuse_in_child()  # forked in the step's function
         if result is not None:
             self._bytes += len(result)

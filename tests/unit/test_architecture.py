@@ -127,7 +127,7 @@ def test_a_file_imports_only_what_its_room_may(name):
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("core.")])
 def test_the_core_has_no_clock_no_randomness_no_input_and_no_output(name):
-    allowed = {"core.logs": {"logging"}, "core.process": {"os"}}.get(name, set())
+    allowed = {"core.logs": {"logging"}, "core.records": {"os"}}.get(name, set())
     assert not stdlib_imports(name) & IMPURE - allowed
 
 
