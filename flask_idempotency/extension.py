@@ -46,9 +46,8 @@ from flask_idempotency.web.settings import (
     RunOptions,
     ScopeCallable,
     Skip,
-    bind_of,
-    check_database,
     checked,
+    checked_bind,
     read_options,
     read_settings,
     redis_prefix,
@@ -109,7 +108,15 @@ class Idempotency:
         if db is None and session is None:
             db, session = self._db, self._session
         sessions = sessions_of(app, db, session, metadata or self._metadata)
-        scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
+        scope = self._scope if scope is NOT_GIVEN else scope
+        if scope is NOT_GIVEN:
+            raise ConfigurationError(
+                "scope is missing: without it, a customer who happens to use another's key would get"
+                " the other's stored response. Pass a callable that returns the tenant's or user's id,"
+                " such as scope=lambda: g.account_id, or scope=None if this API really has only one"
+                " tenant"
+            )
+        checked("scope", scope, OPTIONS["scope"])
         state = self._composed(app, sessions, scope, self._redis if redis is None else redis)
         joining.install(sessions)
         for each in state.engines.values():
@@ -128,10 +135,8 @@ class Idempotency:
                 " or a redis.RedisCluster, not one of redis.asyncio"
             )
         settings = read_settings(app.config, redis_given=client is not None)
-        key = bind_of(sessions, settings)
+        key = checked_bind(sessions, settings, app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
         database = sessions.engines[key]
-        made_with = app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {} if key is None else {}
-        check_database(database, settings.store, made_with)
         # Without a table of ours, something must still stand for the bind whose writes are atomic.
         metadata = sessions.metadata_of(key)
         there = metadata if settings.has_table else MetaData(info=metadata.info)
@@ -274,16 +279,6 @@ class Idempotency:
         from flask_idempotency.console.blueprint import console_blueprint
 
         return self.exempt(console_blueprint(authorize, name))
-
-
-def _checked_scope(scope: Any) -> ScopeCallable | None:
-    if scope is NOT_GIVEN:
-        raise ConfigurationError(
-            "scope is missing: without it, a customer who happens to use another's key would get the"
-            " other's stored response. Pass a callable that returns the tenant's or user's id, such as"
-            " scope=lambda: g.account_id, or scope=None if this API really has only one tenant"
-        )
-    return cast("ScopeCallable | None", checked("scope", scope, OPTIONS["scope"]))
 
 
 USUAL_POOL_SIZE = 5

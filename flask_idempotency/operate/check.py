@@ -158,8 +158,7 @@ def _protection(state: AppState, endpoint: str, method: str) -> Route | None:
         routes.refuse_misplaced(state, endpoint)
     if given is None:
         return None
-    route = routes.resolved(state, given, endpoint)
-    routes.refuse_unsupported(state, route)
+    route = routes.supported(state, routes.resolved(state, given, endpoint))
     state.engines_of(route.other_binds)
     return route
 

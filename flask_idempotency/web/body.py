@@ -39,15 +39,6 @@ TOO_LATE = (
 )
 
 
-def is_used_up(request: Request) -> bool:
-    """Return True if something of the application may have used up the request's body.
-
-    A ``request.stream`` that nobody has read from counts as well: nothing tells it from another.
-    """
-    known = request.__dict__
-    return "_cached_data" not in known and ("stream" in known or "form" in known)
-
-
 class _Counted(LimitedStream):
     """The server's input: it counts what is read, and whoever reads learns that it ended too early.
 
@@ -89,12 +80,13 @@ class Body:
     _is_plain = True  # the stream is Werkzeug's, not one of the application's own
 
     def __init__(self, request: Request, media_type: str, *, refuses: bool) -> None:
-        environ = request.environ
+        environ, known = request.environ, request.__dict__
         text = environ.get("CONTENT_LENGTH", "")
         is_plain = text.isdecimal() and len(text) < 20 and "HTTP_TRANSFER_ENCODING" not in environ
         length = int(text) if is_plain else get_content_length(environ)
         self.media_type, self._has_length, self._length = media_type, length is not None, length or 0
-        self._is_late = is_used_up(request)
+        # A request.stream that nobody has read from counts, too: nothing tells it from another.
+        self._is_late = "_cached_data" not in known and ("stream" in known or "form" in known)
         self._counts = refuses and not self._is_late
         if self._counts:  # who reads what is only observed learns nothing of ours
             limit = sys.maxsize if length is None else length
@@ -130,8 +122,7 @@ class Body:
         environ, known = request.environ, request.__dict__
         return (
             self._has_length
-            and self._length <= limit
-            and self._length <= PARSED_BYTES
+            and self._length <= min(limit, PARSED_BYTES)
             and self.media_type not in FORM_TYPES
             and "HTTP_CONTENT_ENCODING" not in environ  # the view may decode it
             and not ("stream" in known or "_cached_data" in known)
@@ -171,11 +162,9 @@ class Body:
 
     def _bytes(self, request: Request, limit: int) -> bytes:
         """Read the bytes; none of a form that the application has parsed."""
-        taken, data, cut_at = _taken(self._input), b"", None
-        if not self._has_length:
-            cut_at = request.max_content_length
+        taken, cut_at = _taken(self._input), request.max_content_length
         # Werkzeug cuts a chunked body at the limit, in silence.
-        is_cut = cut_at is not None and taken >= cut_at
+        is_cut = not self._has_length and cut_at is not None and taken >= cut_at
         if is_cut or max(self._length, taken) > limit:
             raise RequestEntityTooLarge
         self._is_plain = isinstance(request.stream, LimitedStream) or request.stream is self._input
@@ -185,11 +174,12 @@ class Body:
                 raise RequestEntityTooLarge
             if max(len(data), taken) < self._length and not request.content_encoding:
                 raise BodyIncomplete
-        elif not self._has_form(request):
-            data = self._from_stream(request, taken, limit)
-        elif self._is_late:
+            return data
+        if not self._has_form(request):
+            return self._from_stream(request, taken, limit)
+        if self._is_late:
             raise ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
-        return data
+        return b""
 
     def _from_stream(self, request: Request, taken: int, limit: int) -> bytes:
         environ, stream, kept = request.environ, request.stream, io.BytesIO()
@@ -219,15 +209,11 @@ class Body:
     def _limits(self, request: Request, route: Route, settings: Settings) -> tuple[int, int]:
         """How long the body may be, and how long what is parsed of it: the application may say so."""
         of_route, of_app = route.max_request_bytes, request.max_content_length
-        limit = settings.max_request_bytes if of_app is None else of_app
-        parsed_limit = min(limit, PARSED_BYTES)
-        if of_route is not None:
-            limit = parsed_limit = of_route if of_app is None else min(of_route, of_app)
-        is_parsed = self.media_type == URLENCODED or (
-            route.fingerprint != "request"
-            and not callable(route.fingerprint)
-            and fp.is_json_type(self.media_type)
-        )
+        given = [each for each in (of_route, of_app) if each is not None]
+        limit = min(given, default=settings.max_request_bytes)
+        parsed_limit = min(limit, PARSED_BYTES) if of_route is None else limit
+        is_json = fp.is_json_type(self.media_type) and route.fingerprint != "request"
+        is_parsed = self.media_type == URLENCODED or (is_json and not callable(route.fingerprint))
         return parsed_limit if is_parsed else limit, parsed_limit
 
 

@@ -149,13 +149,6 @@ class Request(Subject):
         body = self.body.read(request, self.route, self.state.settings)
         return new_claim(self.state, self.route, operation, body.fingerprint(request, self.route))
 
-    def unanswered(self, error: BaseException | None) -> None:
-        """End what the request leaves open: Flask has made no response, or the worker has to exit."""
-        if self.open_attempt is not None:
-            self.open_attempt.unanswered(error)
-        if self.observation is not None:
-            self.end_observation(None, error)
-
     def end_observation(self, response: Any, error: BaseException | None) -> None:
         """Tell what would have happened, as that was to be observed."""
         observation, self.observation = self.observation, None
@@ -197,7 +190,12 @@ def new_operation(route: Route, scope: Scope, key: str, made: float | None = Non
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
     """Make the claim of a new attempt at ``operation``."""
     if not operation.name.isascii():
-        _refuse_unstorable(state, operation.name)
+        with suppress(StoreUnavailable):  # the claim meets that, too
+            if not state.can_hold(operation.name):
+                raise ConfigurationError(
+                    f"the encoding of the database cannot hold the name {operation.name!r}: give the"
+                    " operation another one, name=..., of ASCII characters"
+                )
     ttl = route.ttl
     if route.refuse_old_keys or operation.born is not None:  # an old form is always refused
         ahead = 0.0 if operation.born is None else max(0.0, operation.born - time.time())
@@ -212,15 +210,6 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         max_attempts=route.max_attempts,
         retried_seconds=route.ttl,
     )
-
-
-def _refuse_unstorable(state: AppState, name: str) -> None:
-    with suppress(StoreUnavailable):  # the claim meets that, too
-        if not state.can_hold(name):
-            raise ConfigurationError(
-                f"the encoding of the database cannot hold the name {name!r}: give the operation"
-                " another one, name=..., of ASCII characters"
-            )
 
 
 def found_for_old(records: Records, route: Route, operation: Operation, claim: Claim) -> Record | None:

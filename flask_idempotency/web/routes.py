@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
@@ -22,7 +22,7 @@ from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.session.databases import Databases
 
 from .purging import Purge
-from .settings import Route, ScopeCallable, Settings
+from .settings import NOT_GIVEN, Route, ScopeCallable, Settings
 
 ROUTE = "__idempotency_route__"
 """The attribute of what is protected, which has the options: a view, a blueprint, an application. None
@@ -56,8 +56,8 @@ class AppState(Databases):
         self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
         self.observed_records = self.own_records.briefly()  # for requests that are only observed
         self.observer = DecisionEngine(self.observed_records, Lock(), self.sealer, time)
-        has_purge = self.settings.purge and self.settings.has_table
-        self.purge = Purge(self.own_records) if has_purge else None
+        purges = self.settings.purge and self.settings.has_table
+        self.purge = Purge(self.own_records) if purges else None
         # Whether the database's encoding has all characters of a name: asked once for each.
         self.can_hold = lru_cache(self.records.can_hold)
 
@@ -86,7 +86,9 @@ def app_state(app: Flask) -> AppState:
 
 def resolved(state: AppState, route: Route, endpoint: str = "") -> Route:
     """The options of a route for one endpoint, with nothing left open."""
-    return route.resolved({**vars(state.settings), "scope": state.scope, "name": endpoint})
+    defaults = {**vars(state.settings), "scope": state.scope, "name": endpoint}
+    left_open = {name: defaults[name] for name, value in vars(route).items() if value is NOT_GIVEN}
+    return replace(route, **left_open, given=route)
 
 
 def protected_routes(state: AppState) -> Iterator[tuple[Rule, str, Route]]:
@@ -98,50 +100,35 @@ def protected_routes(state: AppState) -> Iterator[tuple[Rule, str, Route]]:
 
 
 def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
-    """The options that this method of an endpoint is protected with, or None."""
-    view = state.app.view_functions.get(endpoint)
-    if view is None:
-        return None
-    own = (getattr(each, ROUTE, None) for each in parts(view, method))
-    route = next((route for route in own if route and route.applies_to(method)), None)
-    if route is not None or hasattr(view, ROUTE):
-        return route
-    covering = covering_route(state, endpoint)
-    if covering is not None and covering.applies_to(method) and needs_protect(view, method):
-        return covering
-    return None
+    """The options that this method of an endpoint is protected with, or None.
 
-
-def covering_route(state: AppState, endpoint: str) -> Route | None:
-    """The options of the ``protect`` call that covers an endpoint, whatever its view says.
-
-    The nearest one counts: a blueprint before the one around it, and that before the application.
+    Those of the view itself, or else of the nearest ``protect`` that covers it: a blueprint comes
+    before the one around it, and that before the application.
     """
-    name = endpoint
-    if endpoint in state.exempt_endpoints:
-        return None
+    view, name, covering = state.app.view_functions.get(endpoint), endpoint, None
+    own = [getattr(each, ROUTE) for each in parts(view, method) if hasattr(each, ROUTE)]
+    if view is None or own or endpoint in state.exempt_endpoints:
+        return next((route for route in own if route and route.applies_to(method)), None)
     while name := name.rpartition(".")[0]:
-        blueprint = state.app.blueprints.get(name)
-        if hasattr(blueprint, ROUTE):
-            return getattr(blueprint, ROUTE)  # type: ignore[no-any-return]
-    return getattr(state.app, ROUTE, None)
-
-
-def needs_protect(view: Any, method: str) -> bool:
-    """Return True if only ``protect`` protects this method, which is not exempt."""
-    return not any(hasattr(each, ROUTE) for each in parts(view, method))
+        if hasattr(blueprint := state.app.blueprints.get(name), ROUTE):
+            covering = getattr(blueprint, ROUTE)
+            break
+    else:
+        covering = getattr(state.app, ROUTE, None)
+    return covering if covering and covering.applies_to(method) else None
 
 
 # What is refused, in the first request and by ``flask idempotency check``.
 
 
-def refuse_unsupported(state: AppState, route: Route) -> None:
-    """Raise ``ConfigurationError`` if the store does not support an option of a route."""
+def supported(state: AppState, route: Route) -> Route:
+    """The route, which is resolved. Raises ``ConfigurationError`` if the store lacks an option."""
     if route.atomic and not state.records.atomic:
         raise ConfigurationError(
             f"{route.name} is atomic, which the store {state.settings.store!r} cannot be: use"
             " @idempotent(atomic=False), and read what that means, or another store"
         )
+    return route
 
 
 _decorated: WeakSet[FunctionType] = WeakSet()

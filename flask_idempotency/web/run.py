@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -37,7 +36,7 @@ from .request import (
     new_operation,
     present_operation,
 )
-from .routes import AppState, app_state, refuse_unsupported, resolved
+from .routes import AppState, app_state, resolved, supported
 from .settings import NOT_GIVEN, Route, RunOptions, read_options
 from .signals import reject
 from .steps import encoded
@@ -122,10 +121,8 @@ def _read_route(state: AppState, function: Callable[..., Any], options: RunOptio
         raise ConfigurationError(
             "run() cannot await an async def function: pass a plain one that calls asyncio.run"
         )
-    route = resolved(state, read_options(options, RunOptions.__annotations__))
-    route = replace(route, name=route.name or _name(function))
-    refuse_unsupported(state, route)
-    return route
+    route = read_options(options, RunOptions.__annotations__)
+    return supported(state, resolved(state, route, options.get("name") or _name(function)))
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -248,8 +248,8 @@ def _setting(name: str) -> Any:
 class Route:
     """The checked options of one route; what is ``NOT_GIVEN`` is the application's to say.
 
-    ``given`` are the options themselves, of a route that is :meth:`resolved`. Only ``protect`` gives
-    ``methods``.
+    ``given`` are the options themselves, of one that :func:`.routes.resolved` has made. Only
+    ``protect`` gives ``methods``.
     """
 
     required: bool = _setting("required")
@@ -294,11 +294,6 @@ class Route:
     )
     skip: Skip | None = _row(None, "a callable that takes the request, or None", callable)
     given: Route | None = field(default=None, repr=False, compare=False)
-
-    def resolved(self, defaults: Mapping[str, Any]) -> Route:
-        """The same with nothing left open."""
-        left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
-        return replace(self, **left_open, given=self)
 
     def current_scope(self, *, required: bool = True) -> Scope:
         """Whose key the present request has.
@@ -401,26 +396,20 @@ def read_options(options: Mapping[str, Any], known: Collection[str] = OPTIONS) -
 # The database that the settings choose.
 
 
-def bind_of(sessions: Sessions, settings: Settings) -> str | None:
+def checked_bind(sessions: Sessions, settings: Settings, options: Mapping[str, Any]) -> str | None:
     """The bind whose database has the records.
 
-    Raises ``ConfigurationError`` if the application does not have it.
+    ``options`` are those that the default engine was made with, as far as they are known. Raises
+    ``ConfigurationError``, with the fix, for a bind that the application does not have, and for a
+    database that the store does not support.
     """
     key = sessions.usual if settings.bind_key is None else settings.bind_key
     if key not in sessions.engines:
         known = ", ".join(map(shown, sessions.engines)) or "none, as no engine is synchronous"
         raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY is {shown(key)}; allowed: {known}")
-    return key
-
-
-def check_database(engine: Engine, store: str, options: Mapping[str, Any]) -> None:
-    """Raise ``ConfigurationError``, with the fix, for a database that the store does not support.
-
-    ``options`` are those that the engine was made with, as far as they are known.
-    """
-    where = "the URL of the records' database"
+    engine, store, where = sessions.engines[key], settings.store, "the URL of the records' database"
     if store == "redis":
-        return
+        return key
     if store == "sql" and engine.dialect.name == "sqlite":
         if isinstance(engine.pool, (SingletonThreadPool, StaticPool)):
             raise ConfigurationError(
@@ -432,9 +421,10 @@ def check_database(engine: Engine, store: str, options: Mapping[str, Any]) -> No
             " a driver that is not for asyncio: postgresql+psycopg2://user:password@host/database. For"
             " development, IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
         )
-    level = {**options, **engine.get_execution_options()}.get("isolation_level")
-    if str(level).upper() == "AUTOCOMMIT":
+    level = {**(options if key is None else {}), **engine.get_execution_options()}
+    if str(level.get("isolation_level")).upper() == "AUTOCOMMIT":
         raise ConfigurationError(AUTOCOMMIT)
+    return key
 
 
 def redis_prefix(settings: Settings, engine: Engine) -> str:

@@ -50,12 +50,11 @@ from .routes import (
     AppState,
     app_state,
     name_of,
-    needs_protect,
     note_decorated,
     refuse_misplaced,
-    refuse_unsupported,
     resolved,
     route_of,
+    supported,
 )
 from .settings import SAFE_METHODS, Route, RouteOptions, read_options
 from .signals import tell_mistake
@@ -91,8 +90,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
         raise ConfigurationError("@idempotent takes a view, or options by name")
     route = read_options(options) if options else BARE
     if view is not None:
-        return _decorated(view, route)
-    decorator = partial(_decorated, route=route)
+        return protected(view, route)
+    decorator = partial(protected, route=route)
     setattr(decorator, ROUTE, route)
     return decorator
 
@@ -101,18 +100,15 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 setattr(idempotent, ROUTE, BARE)
 
 
-def _decorated(view: View, route: Route) -> View:
+def protected(view: View, route: Route) -> View:
+    """The view with the protection of ``route`` around it."""
     if isinstance(view, type) and issubclass(view, views.View):
         raise ConfigurationError(
             f"@idempotent stands above the class {view.__qualname__}: put it into the class, as"
             " decorators = [idempotent], or above one of its methods"
         )
-    note_decorated(view)
-    return protected(view, route)
-
-
-def protected(view: View, route: Route) -> View:
-    """The view with the protection of ``route`` around it."""
+    if not route.methods:  # not by protect()
+        note_decorated(view)
     is_async = inspect.iscoroutinefunction(view)
 
     @wraps(view)
@@ -180,14 +176,12 @@ def _find(state: AppState, endpoint: str, method: str) -> tuple[Any, Route | Non
     try:
         found = route_of(state, endpoint, method)
         if found is not None and found.methods and not hasattr(views[endpoint], ROUTE):
-            methods = [name for name in found.methods if needs_protect(views[endpoint], name)]
+            methods = [name for name in found.methods if route_of(state, endpoint, name) is found]
             found = replace(found, methods=methods)
             views[endpoint] = protected(views[endpoint], found)
         if (found is None or found.methods) and method not in SAFE_METHODS:
             refuse_misplaced(state, endpoint)
-        route = None if found is None else resolved(state, found, endpoint)
-        if route is not None:
-            refuse_unsupported(state, route)
+        route = None if found is None else supported(state, resolved(state, found, endpoint))
     except ConfigurationError as error:
         tell_mistake(state, endpoint, error)
         if resolved(state, found or BARE).enforce:
@@ -220,8 +214,12 @@ def end(error: BaseException | None) -> None:
     A copy of its context, in a thread that the view started, ends nothing.
     """
     current: Request | None = getattr(present_request(), "_flask_idempotency", None)
-    if current is not None and (current.open_attempt or current.observation) and is_home(current):
-        current.unanswered(error)
+    if current is None or not (current.open_attempt or current.observation) or not is_home(current):
+        return
+    if current.open_attempt is not None:
+        current.open_attempt.unanswered(error)
+    if current.observation is not None:
+        current.end_observation(None, error)
 
 
 def enter(route: Route) -> Attempt | Response | None:
@@ -243,9 +241,7 @@ def enter(route: Route) -> Attempt | Response | None:
         if not route.applies_to(request.method):
             return None
         found = resolved(state, route, request.endpoint or "")
-        if found.enforce:
-            refuse_unsupported(state, found)
-        current.prepare(request, found)
+        current.prepare(request, supported(state, found) if found.enforce else found)
     if not current.route.enforce:
         observe(current, request)
         return None
