@@ -34,7 +34,6 @@ from flask_idempotency.flask_context import (
     functions_after_request,
     needed_app,
     needed_request,
-    present_request,
 )
 from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
@@ -148,7 +147,7 @@ def register(app: Flask, state: AppState) -> None:
 
 def before(state: AppState, endpoint: str | None, _values: object) -> None:
     """Begin the request to a protected endpoint, as far as that needs no user and no store."""
-    request: flask.Request = present_request()
+    request = needed_request()
     current = Request(state, request)
     if endpoint is None or not state.settings.enabled:
         return
@@ -192,7 +191,7 @@ def _find(state: AppState, endpoint: str, method: str) -> tuple[Any, Route | Non
 
 def after(response: Response) -> Response:
     """End an operation that waited for this; keep caches away from a replay."""
-    current: Request | None = getattr(present_request(), "_flask_idempotency", None)
+    current: Request | None = getattr(needed_request(), "_flask_idempotency", None)
     if current is None:
         return response
     if current.observation is not None:
@@ -213,7 +212,7 @@ def end(error: BaseException | None) -> None:
 
     A copy of its context, in a thread that the view started, ends nothing.
     """
-    current: Request | None = getattr(present_request(), "_flask_idempotency", None)
+    current: Request | None = getattr(needed_request(), "_flask_idempotency", None)
     if current is None or not (current.open_attempt or current.observation) or not is_home(current):
         return
     if current.open_attempt is not None:
