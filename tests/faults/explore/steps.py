@@ -41,7 +41,7 @@ _OPEN = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND s
 _TIMEOUT = re.compile(r"250(?=ms')")
 _CUT = re.compile(r"(?<=;)\s*(?=COMMIT\b)|(?<=COMMIT;)")
 _NAMES = (
-    ("AS mine", "lock", Kind.CHANGE),
+    ("'idempotency.held'", "lock", Kind.CHANGE),
     ("'completed'", "finish", Kind.CHANGE),
     ("ON CONFLICT", "insert", Kind.CHANGE),
     ("DELETE", "delete", Kind.CHANGE),
@@ -229,8 +229,8 @@ def _found_rows(name: str, answer: Any) -> bool:
     rows, count = answer
     if name != "lock":
         return count > 0  # type: ignore[no-any-return]
-    ((held,),) = rows  # the level of isolation, and what was locked
-    return not held.endswith("/")
+    ((held,),) = rows  # see LOCKED in the statements: first the owner of what was locked
+    return not held.startswith("-")
 
 
 def _parts(text: str) -> list[str]:

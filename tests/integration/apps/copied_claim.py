@@ -74,15 +74,16 @@ def fork_at_lock(app: Flask) -> None:
 
 
 def fork_at_claim(app: Flask) -> None:
-    engine: Any = app_state(app).engine
-    claimed = engine._claimed
+    records: Any = app_state(app).engine._records
+    claim = records.claim
 
-    def fork_and_claimed(*what: Any) -> Any:
-        engine._claimed = claimed
+    def claim_and_fork(what: Claim) -> Any:
+        records.claim = claim
+        hold = claim(what)
         fork()
-        return claimed(*what)
+        return hold
 
-    engine._claimed = fork_and_claimed
+    records.claim = claim_and_fork
 
 
 def fork_at_checkout(app: Flask) -> None:
