@@ -22,7 +22,7 @@ from flask_idempotency.drivers.raw_connection import Answer
 from flask_idempotency.stores.admin import Admin
 
 from . import statements
-from .failures import QUERY_CANCELED
+from .failures import QUERY_CANCELED, READ_ONLY
 from .holds import NOT_OURS, PostgresHold, PostgresLease, record_in
 from .messages import Messages
 
@@ -79,11 +79,18 @@ class PostgresRecords:
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | Record | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip.
 
-        Where there is a record, an atomic operation reads it in a second one.
+        Where there is a record, an atomic operation reads it in a second one. A database that takes no
+        writes has answers that can be replayed, too.
         """
-        if claim.lease_seconds is None:
-            return self._hold(claim, statements.CLAIM)
-        return self._lease(claim, statements.CLAIM_LEASE)
+        try:
+            if claim.lease_seconds is None:
+                return self._hold(claim, statements.CLAIM)
+            return self._lease(claim, statements.CLAIM_LEASE)
+        except StoreUnavailable as error:
+            is_read_only = sqlstate(error.__cause__) == READ_ONLY
+            if is_read_only and (record := self.look(claim.key)) is not None:
+                return record
+            raise
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | Record | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""

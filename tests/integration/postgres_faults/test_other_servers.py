@@ -13,15 +13,19 @@ import sqlalchemy as sa
 import servers
 from tests.drivers import connect
 from tests.integration.postgres_faults.faults import new_name
+from tests.stores import BOTH
 from tests.waiting import wait_until
 
 
+@BOTH
 def test_a_database_that_takes_no_writes_runs_nothing_and_still_replays(
     world, add_view, assert_problem, assert_replayed, expect
 ):
     name = world.sql("select current_database()")[0][0]
     runs = add_view(world)
+    add_view(world, "/leased", endpoint="leased", atomic=False)
     before = world.post(key="before")
+    leased = world.post("/leased", key="leased")
 
     def new_sessions() -> None:
         with world.app.app_context():
@@ -31,12 +35,13 @@ def test_a_database_that_takes_no_writes_runs_nothing_and_still_replays(
     new_sessions()
     assert_problem(world.post(), 503, "store-unavailable", retry=True)
     assert_replayed(before, world.post(key="before"))
+    assert_replayed(leased, world.post("/leased", key="leased"))
     assert runs == [1]
     world.sql(f"begin read write; alter database {name} reset all; commit")
     new_sessions()
     world.assert_clean()
     assert world.post().status_code == 201
-    assert (runs, world.count()) == ([1, 1], 2)
+    assert (runs, world.count()) == ([1, 1], 3)
     world.assert_clean()
 
 
