@@ -9,6 +9,7 @@ its own, and all take one round trip. What is sent on a connection is prepared t
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import lru_cache
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from psycopg.errors import error_from_result
 
 from flask_idempotency.core.errors import NotAtomic, sqlstate
 
-from .any import statements
+from .any import Statement, statements
 from .raw_connection import IDLE, Answer, RawConnection, Values
 
 _OK = {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}
@@ -81,13 +82,10 @@ class Connection(RawConnection):
                 operation.refuse(_IN_PIPELINE)
             raise NotAtomic(_IN_PIPELINE)
         parts = statements(text) if values is None else statements(text, "${0}", "%")
-        message: list[_Statement] = list(parts)
         if self.continues and self.status() == IDLE:
             self.driver.execute("SELECT 1")  # it begins as it was told to
         was_idle = self.status() == IDLE or list(first) == ["ROLLBACK"]
-        if was_idle and len(parts) > 1 and not parts[0][0].startswith("BEGIN"):
-            # As in the simple protocol, several statements are one transaction.
-            message = [("BEGIN", None), *parts, ("COMMIT", None)]
+        message: list[_Statement] = list(_in_transactions(parts) if was_idle else parts)
         message[:0] = [(each, None) for each in first]
         # Not with the adapters of an application's connection.
         context: Any = SimpleNamespace(connection=self.driver, adapters=psycopg.adapters)
@@ -133,6 +131,16 @@ class Connection(RawConnection):
                         del known[sql]
                 raise error_from_result(result, driver.info.encoding)
         return results  # type: ignore[no-any-return]
+
+
+@lru_cache(128)
+def _in_transactions(parts: tuple[Statement, ...]) -> tuple[_Statement, ...]:
+    """As in the simple protocol: several statements, also behind a COMMIT, are one transaction."""
+    ended = [place for place, (sql, _) in enumerate(parts, 1) if sql == "COMMIT"]
+    before, last = parts[: max(ended, default=0)], parts[max(ended, default=0) :]
+    if len(last) < 2 or last[0][0].startswith("BEGIN"):
+        return parts
+    return (*before, ("BEGIN", None), *last, ("COMMIT", None))
 
 
 def _queue(
