@@ -202,7 +202,8 @@ class Messages:
                 " idempotency create-table`, call db.create_all(), or make a migration (the table is"
                 " part of db.metadata)"
             )
-        return RecordBroken() if "malformed JSON" in str(error) else StoreUnavailable()
+        is_illegible = "malformed JSON" in str(error) or "Could not decode" in str(error)
+        return RecordBroken() if is_illegible else StoreUnavailable()
 
 
 class SqliteHold:
