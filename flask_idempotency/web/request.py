@@ -174,9 +174,7 @@ def new_operation(route: Route, scope: Scope, key: str, made: float | None = Non
 
     Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
     """
-    born = made
-    if born is None and route.refuse_old_keys:
-        born = birth_of(key)
+    born = birth_of(key) if made is None and route.refuse_old_keys else made
     if born is not None and born > time.time() + AHEAD_SECONDS:
         born = None
     if born is None and route.refuse_old_keys == REQUIRED:
@@ -198,8 +196,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
                 )
     ttl = route.ttl
     if route.refuse_old_keys or operation.born is not None:  # an old form is always refused
-        ahead = 0.0 if operation.born is None else max(0.0, operation.born - time.time())
-        ttl += LONGER_SECONDS + ahead
+        ttl += LONGER_SECONDS + max(0.0, (operation.born or 0.0) - time.time())
     return Claim(
         key=operation.hashed_key(),
         name=operation.name,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 import flask
 from flask import Flask, Response, views
 
-from flask_idempotency.core.engine import DecisionEngine, Execution, Replay
+from flask_idempotency.core.engine import DecisionEngine, Execution
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, Problem, StoreUnavailable
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records
@@ -302,24 +302,28 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
     if isinstance(decision, Execution):
         kind = Attempt if route.atomic else LeasedAttempt
         return kind(current, operation, decision).open()
-    return _answer(current, operation, decision)
+    if state.tracing is not None:
+        state.tracing.link(decision.response)
+    response = replay(route, operation, decision, state.app)
+    current.is_replay = True
+    facts = {"attempt": decision.attempt, "status": decision.response.status}
+    signals.conclude(signals.operation_replayed, current, **facts)
+    return response
 
 
 def _placed(state: AppState, route: Route, claim: Claim) -> tuple[Records, DecisionEngine, Claim]:
-    """Where to claim, and the connection whose transaction an atomic operation is to continue."""
+    """Where to claim, and the connection whose transaction an atomic operation is to continue.
+
+    Raises ``NotAtomic`` for open work that an operation with a lease would meet or end.
+    """
     if state.app.config["TESTING"] and (test := state.of_test()) is not None:
         refuse_inside(state)
         joining_session(state.sessions)
         return *test, claim
-    if not route.atomic:
-        _refuse_open(state, claim)
-    elif (connection := to_continue(state)) is not None:
-        claim = replace(claim, connection=connection)
-    return state.records, state.engine, claim
-
-
-def _refuse_open(state: AppState, claim: Claim) -> None:
-    """Raise ``NotAtomic`` for open work that an operation with a lease would meet or end."""
+    if route.atomic:
+        if (connection := to_continue(state)) is not None:
+            claim = replace(claim, connection=connection)
+        return state.records, state.engine, claim
     if state.blocks_records():
         raise NotAtomic(
             f"db.session had uncommitted writes when {claim.name} began. Until they are committed,"
@@ -329,16 +333,4 @@ def _refuse_open(state: AppState, claim: Claim) -> None:
         refuse_inside(state)
         if waits_for_commit(state.sessions.present()):
             refuse_changes(f"a view's request to its own application for {claim.name}")
-
-
-def _answer(current: Request, operation: Operation, found: Replay) -> Response:
-    """The stored response of an operation that has finished. Raises what :func:`replay` does."""
-    state = current.state
-    if state.tracing is not None:
-        state.tracing.link(found.response)
-    response = replay(current.route, operation, found, state.app)
-    current.is_replay = True
-    signals.conclude(
-        signals.operation_replayed, current, attempt=found.attempt, status=found.response.status
-    )
-    return response
+    return state.records, state.engine, claim
