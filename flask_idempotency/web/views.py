@@ -48,7 +48,6 @@ from .routes import (
     ROUTE,
     AppState,
     app_state,
-    name_of,
     note_decorated,
     refuse_misplaced,
     resolved,
@@ -112,15 +111,11 @@ def protected(view: View, route: Route) -> View:
 
     @wraps(view)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if is_async and asyncio._get_running_loop() is not None:  # noqa: SLF001 -- in its __all__
-            raise ConfigurationError(
-                f"{name_of(view)} is called inside an event loop, by an async decorator or view: put"
-                " async decorators below @idempotent, which runs the view as Flask does"
-            )
-        entered = enter(route)
+        is_awaited = is_async and asyncio._get_running_loop() is not None  # noqa: SLF001 -- in __all__
+        entered = enter(route, is_awaited=is_awaited)
         if isinstance(entered, Response):
             return entered
-        function = needed_app().ensure_sync(view) if is_async else view
+        function = needed_app().ensure_sync(view) if is_async and not is_awaited else view
         if entered is None:
             return function(*args, **kwargs)
         with entered:
@@ -221,10 +216,11 @@ def end(error: BaseException | None) -> None:
         current.end_observation(None, error)
 
 
-def enter(route: Route) -> Attempt | Response | None:
+def enter(route: Route, *, is_awaited: bool = False) -> Attempt | Response | None:
     """Begin the present request: return what to run in, a response, or None to run unprotected.
 
-    A problem is a response; raises all other errors.
+    A problem is a response; raises all other errors. What ``is_awaited`` is refused, unless it is to
+    run unprotected.
     """
     request = needed_request()
     current: Request = getattr(request, "_flask_idempotency", None) or Request(app_state(needed_app()))
@@ -244,12 +240,19 @@ def enter(route: Route) -> Attempt | Response | None:
     if not current.route.enforce:
         observe(current, request)
         return None
-    return _entered(current, request, is_view)
+    return _entered(current, request, is_view, is_awaited)
 
 
-def _entered(current: Request, request: flask.Request, is_view: bool) -> Attempt | Response | None:
+def _entered(
+    current: Request, request: flask.Request, is_view: bool, is_awaited: bool
+) -> Attempt | Response | None:
     """Claim what the request is about. ``is_view``: Flask itself has called this view."""
     try:
+        if is_awaited:
+            raise ConfigurationError(
+                f"{current.name} is awaited, by an async decorator or view above @idempotent, which"
+                " runs an async view as Flask does: put what awaits it below"
+            )
         operation = current.identify(request)
         if operation is None:
             if not current.skipped:

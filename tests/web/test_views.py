@@ -126,20 +126,50 @@ def test_an_async_method_of_a_class(app, pay, assert_runs_once):
     assert_runs_once()
 
 
+def awaiting(function):
+    """What an async decorator does."""
+
+    @functools.wraps(function)
+    async def inner():
+        return await function()
+
+    return inner
+
+
 def test_an_async_decorator_above_is_refused_by_name(app, world, caplog):
+    ran = []
+
+    @app.post("/payments")
+    @awaiting
     @idempotent
     async def payments():
         ran.append(1)
         return {}, 201
 
-    async def hidden():
-        return await payments()
-
-    ran = []
-    app.post("/payments")(hidden)
     assert world.post().status_code == 500
-    assert "payments is called inside an event loop" in caplog.text
+    assert "operation payments: payments is awaited" in caplog.text
     assert not ran
+
+
+def test_an_async_decorator_is_no_matter_where_nothing_is_protected(app, world):
+    @idempotent
+    async def part():
+        return {}, 201
+
+    @app.post("/observed", endpoint="observed")
+    @awaiting
+    @idempotent(enforce=False)
+    async def observed():
+        return {}, 201
+
+    @app.post("/payments")
+    @idempotent
+    @awaiting
+    async def payments():
+        return await part()
+
+    assert world.post("/observed").status_code == 201
+    assert [world.post("/payments").status_code for _ in range(2)] == [201, 201]
 
 
 def guarded(view):
