@@ -70,6 +70,9 @@ class SealBroken(RecordBroken):
 class Problem(IdempotencyError):
     """A response to the client in the form of RFC 9457 (Problem Details)."""
 
+    headers: tuple[tuple[str, str], ...] = ()
+    """Those of a response that was not kept which still say where the result is."""
+
 
 class KeyRequired(Problem):
     """This endpoint requires an idempotency key; send a new one for each operation."""
@@ -136,8 +139,6 @@ class ResponseNotKept(Problem):
     """The operation finished, but its response was too large to store; it will not run again."""
 
     status, type, title = 409, "response-not-kept", "The response was not kept"
-    headers: tuple[tuple[str, str], ...] = ()
-    """Those of the response that still say where the result is."""
 
 
 class KeyExpired(Problem):

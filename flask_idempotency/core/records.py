@@ -82,7 +82,7 @@ class Claim:
 
     def refuse_in_child(self) -> None:
         """Raise ``LeaseLost`` in a process that was forked since the claim was made."""
-        if self.is_inherited():
+        if self.pid != getpid():
             raise LeaseLost(
                 "This process was forked inside the operation, which its parent goes on with: it can"
                 " neither end the operation nor take a step of it."

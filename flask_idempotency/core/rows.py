@@ -110,6 +110,7 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
     Numbers may be texts. Raises ``RecordBroken``.
     """
     try:
+        left, released = fields["lease_left"], fields["released"]
         released_attempt = fields["released_attempt"]
         return Record(
             bytes(key),
@@ -119,11 +120,11 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
             int(fields["attempt"]),
             fields["owner"],
             expired=fields["expired"] in (1, "1"),
-            lease_left=_seconds(fields["lease_left"]),
+            lease_left=None if left is None else _finite(float(left)),
             response=_response_of(fields),
             released_attempt=None if released_attempt is None else int(released_attempt),
-            age=_seconds(float(fields["age"])) or 0.0,
-            released=_seconds(fields["released"]),
+            age=_finite(float(fields["age"])),
+            released=None if released is None else _finite(float(released)),
         )
     except _ILLEGIBLE as error:  # not by the context: every replay comes here
         raise RecordBroken from error
@@ -148,9 +149,8 @@ def _headers_of(text: str) -> Headers:
     return headers
 
 
-def _seconds(value: Any) -> float | None:
-    """Return a time in seconds, or None. Raises ``ValueError`` for one that never ends, or is none."""
-    seconds = None if value is None else float(value)
-    if seconds is not None and not math.isfinite(seconds):
+def _finite(seconds: float) -> float:
+    """Return a time in seconds. Raises ``ValueError`` for one that never ends, or is none."""
+    if not math.isfinite(seconds):
         raise ValueError
     return seconds

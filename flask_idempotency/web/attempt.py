@@ -18,17 +18,10 @@ from dataclasses import replace
 from logging import ERROR, INFO
 from typing import Any
 
-from blinker import NamedSignal
 from flask import Response
 
+from flask_idempotency.core import errors
 from flask_idempotency.core.engine import Execution
-from flask_idempotency.core.errors import (
-    IdempotencyError,
-    OperationFailed,
-    OperationInterrupted,
-    Problem,
-    Retryable,
-)
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
@@ -42,7 +35,6 @@ from .request import Request
 from .response import (
     capture,
     handle_problem,
-    is_of_cors,
     names_of,
     never_sent,
     overwrite,
@@ -51,6 +43,7 @@ from .response import (
 )
 from .steps import Steps
 
+_CORS = "access-control-"
 _NOT_KNOWN_YET = "The outcome is not known yet; try again with the same key."
 
 
@@ -70,15 +63,14 @@ class Attempt:
     _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
     _waiting: StoredResponse  # its response, while it waits
     _has_run = False  # the view, or a part of it
+    is_view = False  # Flask itself has called it: what it makes of an error is the response
 
     def __init__(self, current: Request, operation: Operation, execution: Execution) -> None:
         self._state, self._route, self._current = current.state, current.route, current
         self._operation, self._execution = operation, execution
         self._error: BaseException | None = None
-        self._failure: dict[str, Any] = {}  # if that is what is stored: what to tell besides
-        self._registered: list[Any] = []  # with flask.after_this_request
-        self._outside = 0  # how many of these before the view
-        self._is_view = False  # Flask itself has called it
+        # What is registered with flask.after_this_request beyond these is the view's.
+        self._outside = len(current.registered())
         self._own: frozenset[str] = frozenset()  # the headers of its response
         self.phase, current.open_attempt = Phase.OPEN, self
         current.attempt = operation.attempt = execution.hold.attempt
@@ -87,21 +79,12 @@ class Attempt:
         """Make everything ready for the view, or respond at once."""
         try:
             if self._execution.took_over:
-                attempt = self._operation.attempt
-                signals.note(signals.operation_taken_over, self._current, attempt=attempt)
+                signals.note(signals.operation_taken_over, self._current)
             return self._open() or self
         except BaseException as error:
             self._error = error
             self.abandon()
             raise
-
-    def watch(self, registered: list[Any], *, is_view: bool) -> None:
-        """From now on, what is ``registered`` with ``flask.after_this_request`` is the view's.
-
-        ``is_view``: Flask itself has called this view, so what it makes of an error is the response.
-        """
-        self._is_view = is_view
-        self._registered, self._outside = registered, len(registered)
 
     def __enter__(self) -> Attempt:
         self.phase, self._has_run = Phase.IN_VIEW, True
@@ -115,10 +98,6 @@ class Attempt:
         finally:
             if self.phase is Phase.OVER:  # else an exit has struck its end, or it goes on
                 self._error = None  # its traceback leads here: a cycle would keep the request alive
-
-    def _end(self) -> None:
-        self.phase, self._current.open_attempt = Phase.OVER, None
-        self._registered = []  # it holds ours, which leads here: a cycle
 
     def returned(self, result: Any) -> Response:
         """The view returned ``result``: store its response, release the key, or let it wait.
@@ -140,15 +119,15 @@ class Attempt:
         try:
             try:
                 self._judge(error)
-            except Problem as problem:
+            except errors.Problem as problem:
                 return self._reject(problem)
-            if isinstance(error, Problem):
+            if isinstance(error, errors.Problem):
                 response = self.returned(respond_to(self._state, error))
                 signals.reject(self._current, error)  # unless it was stored
                 return response
-            if self._is_view:
+            if self.is_view:
                 self.phase = Phase.AWAITING
-                self._registered.insert(0, self._capture)  # Flask runs it before all others
+                self._current.registered().insert(0, self._capture)  # Flask runs it before all others
                 self._outside += 1
             else:
                 self._lost(error)
@@ -173,8 +152,8 @@ class Attempt:
             if stored.status >= 500 and self._route.atomic:
                 is_stored = False  # whatever the option store says
             # An extension may have added what is true of this request's origin alone.
-            own = tuple(line for line in stored.headers or () if not is_of_cors(line[0]))
-            return self._ended(response, replace(stored, headers=own), is_stored)
+            lines = [line for line in stored.headers or () if not line[0].lower().startswith(_CORS)]
+            return self._ended(response, replace(stored, headers=tuple(lines)), is_stored)
 
     def complete(self, response: Response) -> None:
         """Store the response that waited for what the application does above its views.
@@ -189,7 +168,7 @@ class Attempt:
                     self._release()
                 else:
                     self._complete(stored, False)
-            except IdempotencyError as error:
+            except errors.IdempotencyError as error:
                 overwrite(response, self._reject(error), self._own)
 
     def run(self, function: Callable[[], Any]) -> Response:
@@ -200,7 +179,7 @@ class Attempt:
             except Exception as error:
                 self._error = error
                 self._judge(error)
-                self._fail(error)
+                self._lost(error)
                 raise
             self._complete(stored, False)
             return response
@@ -208,7 +187,7 @@ class Attempt:
     def unanswered(self, error: BaseException | None) -> None:
         """The request ends, and the application has made no response of what ended the view."""
         if self.phase is Phase.AWAITING and (error is None or isinstance(error, Exception)):
-            with suppress(IdempotencyError), self:  # nobody is there to be told
+            with suppress(errors.IdempotencyError), self:  # nobody is there to be told
                 self._lost(self._error)
         self._error = error or self._error
         self.abandon()
@@ -219,26 +198,25 @@ class Attempt:
             return
         self.phase = Phase.OPEN  # an exit may strike: whoever finds it so abandons it
         self._abandon()
-        self._end()
+        self.phase, self._current.open_attempt = Phase.OVER, None
         # A problem is told with its response, and the parent of this process goes on with the attempt.
-        if not isinstance(self._error, Problem) and not self._execution.claim.is_inherited():
+        if not isinstance(self._error, errors.Problem) and not self._execution.claim.is_inherited():
             self._tell_end()
         self._error = None
 
     def _made(self, result: Any) -> tuple[Response, StoredResponse, bool]:
         """The response of what the view returned, what is to be stored of it, and whether it is."""
-        app = self._state.app
         response: Response = self._current.make_response(result)
-        while len(self._registered) > self._outside:
-            response = app.ensure_sync(self._registered.pop(self._outside))(response)
+        registered = self._current.registered()
+        while len(registered) > self._outside:
+            response = self._state.app.ensure_sync(registered.pop(self._outside))(response)
         return response, capture(response, self._state.settings), self._route.is_stored(response)
 
     def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:
         """End the attempt, or let it wait; the response, or that to a problem."""
         try:
             if not is_stored:
-                self._warn_undone(stored.status)
-                self._release()
+                self._release(stored.status)
             elif not self._current.is_dispatched:
                 self._complete(stored, False)
             elif self._is_settled():
@@ -246,32 +224,27 @@ class Attempt:
             else:
                 self._waiting, self._own = stored, names_of(response)
                 self.phase = Phase.WAITING
-        except Problem as problem:
+        except errors.Problem as problem:
             return self._reject(problem)
         return response
 
-    def _reject(self, error: IdempotencyError) -> Response:
+    def _reject(self, error: errors.IdempotencyError) -> Response:
         """End the attempt with an error of ours; the response to it, or raises it."""
         self._error = error
         self.abandon()
         return handle_problem(self._current, error)
 
-    def _commit(self, stored: StoredResponse) -> None:
-        """Store the response; then tell everybody who waits for that."""
+    def _commit(self, stored: StoredResponse, **failure: Any) -> None:
+        """Store the response; then tell everybody who waits for that, and of the ``failure`` in it."""
         state, operation = self._state, self._operation
         if state.tracing is not None:
             stored = state.tracing.sign(stored)
-        seconds = self._execution.complete(stored, waits=bool(self._failure))
-        self._end()
-        self._conclude(
-            signals.operation_executed, status=stored.status, seconds=seconds, **self._failure
-        )
+        seconds = self._execution.complete(stored, waits=bool(failure))
+        self.phase, self._current.open_attempt = Phase.OVER, None
+        facts = {"status": stored.status, "seconds": seconds, **failure}
+        signals.conclude(signals.operation_executed, self._current, **facts)
         if operation.after_commit:
             call_all(operation.after_commit, f"operation {operation.name}")
-
-    def _conclude(self, signal: NamedSignal, **facts: Any) -> None:
-        facts["attempt"] = self._operation.attempt
-        signals.conclude(signal, self._current, **facts)
 
     # What another kind of attempt does otherwise.
 
@@ -284,21 +257,22 @@ class Attempt:
         """Raise what the view's ``error`` means for the operation, if that is another error."""
         self._joined.raise_if_uncommittable(error)
 
-    def _lost(self, error: BaseException | None) -> None:
-        """Nothing makes a response of ``error``: say what is undone, and store a failure if that is."""
+    def _lost(self, error: BaseException | None) -> None:  # noqa: ARG002
+        """Nothing makes a response of ``error``: say what is undone, or store that it has failed."""
         self._warn_undone(None)
-        self._fail(error)
-
-    def _fail(self, error: BaseException | None) -> None:
-        """Store that the operation has failed, where failures are stored."""
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
         """End the view's part, and :meth:`_commit`. ``is_settled`` is what :meth:`_is_settled` says."""
         self._joined.let_go(stored.status, is_settled=is_settled)
         self._commit(stored)
 
-    def _release(self) -> None:
-        """End the attempt without a stored response: the same key may try again."""
+    def _release(self, status: int | None = None) -> None:
+        """End the attempt without a stored response: the same key may try again.
+
+        ``status`` is that of a response that reports what was done all the same.
+        """
+        if status is not None:
+            self._warn_undone(status)
         self._joined.raise_if_uncommittable(None)
         self.abandon()
 
@@ -312,7 +286,8 @@ class Attempt:
 
     def _tell_end(self) -> None:
         """Tell the outcome of an attempt that was abandoned."""
-        self._conclude(signals.operation_rejected, outcome="rolled_back", error=self._error)
+        current, error = self._current, self._error
+        signals.conclude(signals.operation_rejected, current, outcome="rolled_back", error=error)
 
     def _is_settled(self) -> bool:
         """Return True if the view has left nothing that a commit above it could be meant for."""
@@ -348,8 +323,7 @@ class LeasedAttempt(Attempt):
 
     def _open(self) -> Response | None:
         operation, execution = self._operation, self._execution
-        lease, binds = execution.hold, self._route.other_binds
-        steps = Steps(self._state, operation, lease, execution.claim, binds)
+        steps = Steps(self._state, operation, execution, self._route.other_binds)
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
         if operation.attempt > 1:
             steps.check_legible()
@@ -360,7 +334,7 @@ class LeasedAttempt(Attempt):
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
-        signals.note(signals.operation_interrupted, self._current, attempt=operation.attempt)
+        signals.note(signals.operation_interrupted, self._current)
         found = policy(operation) if callable(policy) else None
         if found is None:
             steps.begin_again()
@@ -379,39 +353,39 @@ class LeasedAttempt(Attempt):
             return
         if outcome == "released":
             self._release()
-        elif isinstance(error, OperationInterrupted) and self._route.on_interrupted != "hold":
-            detail = error.detail if error.detail != OperationInterrupted().detail else _NOT_KNOWN_YET
-            raise Retryable(detail, retry_after=error.retry_after) from error
+        elif isinstance(error, errors.OperationInterrupted) and self._route.on_interrupted != "hold":
+            detail = (
+                error.detail if error.detail != errors.OperationInterrupted().detail else _NOT_KNOWN_YET
+            )
+            raise errors.Retryable(detail, retry_after=error.retry_after) from error
         raise error
 
-    def _fail(self, error: BaseException | None) -> None:
-        problem = OperationFailed(f"The operation failed with {type(error).__name__}.")
+    def _lost(self, error: BaseException | None) -> None:
+        problem = errors.OperationFailed(f"The operation failed with {type(error).__name__}.")
         self._complete(capture(problem_response(self._state, problem), self._state.settings), False)
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
-        failed = stored.status >= 500
+        failed, failure = stored.status >= 500, {}
         if not is_settled:
             self._end_view(failed)
         if failed:
             self._operation.after_commit.clear()  # they were to follow a success
             if self._has_run:  # otherwise on_interrupted decided so
-                steps, problem = sorted(self._steps.finished) or None, OperationFailed.type
-                self._failure = {"level": ERROR, "problem": problem, "steps": steps}
+                steps, problem = sorted(self._steps.finished) or None, errors.OperationFailed.type
+                failure = {"level": ERROR, "problem": problem, "steps": steps}
         self._let_go()
-        self._commit(stored)
+        self._commit(stored, **failure)
 
-    def _release(self) -> None:
+    def _release(self, _status: int | None = None) -> None:
         self._end_view(failed=True)
-        if self.phase is Phase.OPEN or self._is_unknown():
+        execution = self._execution
+        # Nobody knows what an earlier attempt has done, whatever this one did.
+        is_unknown = execution.was_interrupted and not execution.was_released and not self._asks
+        if self.phase is Phase.OPEN or is_unknown:
             self.abandon()  # it stays interrupted
             return
-        self._execution.release()
-        self._conclude(signals.operation_rejected, outcome="released")
-
-    def _is_unknown(self) -> bool:
-        """Return True if nobody knows what an earlier attempt has done, whatever this one did."""
-        execution = self._execution
-        return execution.was_interrupted and not execution.was_released and not self._asks
+        execution.release()
+        signals.conclude(signals.operation_rejected, self._current, outcome="released")
 
     def _abandon(self) -> None:
         if self._operation.steps is not None:
@@ -431,13 +405,10 @@ class LeasedAttempt(Attempt):
 
     def _tell_end(self) -> None:
         level = ERROR if self._route.on_interrupted == "hold" else INFO
-        self._conclude(signals.operation_interrupted, level=level, error=self._error)
+        signals.conclude(signals.operation_interrupted, self._current, level, error=self._error)
 
     def _is_settled(self) -> bool:
         return not waits_for_commit(self._state.sessions.present())
 
     def _is_undone(self, _status: int) -> bool:
         return False
-
-    def _warn_undone(self, _status: int | None) -> None:
-        """Nothing is undone."""

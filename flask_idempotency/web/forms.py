@@ -22,7 +22,6 @@ from contextlib import suppress
 
 from flask import Flask, current_app, request
 from itsdangerous import BadSignature, TimestampSigner
-from itsdangerous.encoding import want_bytes
 from markupsafe import Markup
 
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
@@ -95,17 +94,9 @@ def _addressee(state: AppState, endpoint: str | None) -> Route:
 
 def _signer(app: Flask, scope: Scope, form: str) -> TimestampSigner:
     """What signs the fields of a form, or of any form (``""``), that was loaded in a scope."""
-    keys = signing_keys(app, "idempotency_field() signs its values")
+    if not app.secret_key:
+        raise ConfigurationError("idempotency_field() signs its values: set SECRET_KEY")
+    older = app.config.get("SECRET_KEY_FALLBACKS") or ()  # new in Flask 3.1
+    keys = [*older, app.secret_key]  # the newest last, as itsdangerous wants them
     salt = hash_key("form", form, scope, "")
     return TimestampSigner(keys, salt, key_derivation="hmac", digest_method=hashlib.sha256)
-
-
-def signing_keys(app: Flask, why: str) -> list[bytes]:
-    """The keys that may have signed something, the newest last, as itsdangerous wants them.
-
-    Raises ``ConfigurationError``, with ``why``, if the application has none.
-    """
-    if not app.secret_key:
-        raise ConfigurationError(f"{why}: set SECRET_KEY")
-    older = app.config.get("SECRET_KEY_FALLBACKS") or ()  # new in Flask 3.1
-    return [want_bytes(secret) for secret in (*older, app.secret_key)]

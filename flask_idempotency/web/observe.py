@@ -75,9 +75,9 @@ class Observed(Subject):
             decision = engine.decide(claim, on_interrupted=policy, found=found)
         if isinstance(decision, Execution):
             self._execution = decision
-            self._facts["attempt"] = decision.hold.attempt
+            self.attempt = decision.hold.attempt
         else:
-            self._facts.update(attempt=decision.attempt, first_status=decision.response.status)
+            self.attempt, self._facts["first_status"] = decision.attempt, decision.response.status
             replay(route, operation, decision, state.app)
             self._facts["would"] = "replayed"
 
@@ -91,19 +91,15 @@ class Observed(Subject):
             self._fail(failure)
         conclude(operation_observed, self, self._level(status), status=status, **self._facts)
 
-    def _end(
-        self, execution: Execution, response: Response | None, error: BaseException | None
-    ) -> None:
+    def _end(self, run: Execution, response: Response | None, error: BaseException | None) -> None:
         """Note what would have become of the view's run, in the record too."""
-        would: str = "released"
-        act: Callable[[], object] = execution.release
+        would: str = "rolled_back" if self._route.atomic else "released"
+        act: Callable[[], object] = run.release
         if response is not None and self._route.is_stored(response):
             would, error = "executed", None
-            act = partial(execution.complete, StoredResponse(response.status_code, (), b""))
-        elif self._route.atomic:
-            would = "rolled_back"
-        elif response is None:
-            would, act = "interrupted", execution.abandon
+            act = partial(run.complete, StoredResponse(response.status_code, (), b""))
+        elif response is None and not self._route.atomic:
+            would, act = "interrupted", run.abandon
         self._facts.update(would=would, error=error)
         if not self._is_paused():
             with asking():

@@ -27,7 +27,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim, Record, State
-from flask_idempotency.flask_context import present_context, present_request
+from flask_idempotency.flask_context import functions_after_request, present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from . import forms
@@ -66,6 +66,7 @@ class Request(Subject):
     observation: Any = None  # until it is told
     is_replay = False  # the response is a stored one
     is_dispatched = False  # Flask calls its view, and our functions at its end
+    registered = staticmethod(functions_after_request)  # with flask.after_this_request
     home: tuple[int, int] | None = None  # which application context it has, and which thread
 
     def __init__(self, state: AppState, request: Any = None) -> None:

@@ -46,8 +46,7 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     response.headers.remove(REPLAYED)
     body = b"".join(response.iter_encoded())
     too_large = len(body) > settings.max_response_bytes
-    headers = storable(response.headers)
-    return StoredResponse(status, headers, None if too_large else body)
+    return StoredResponse(status, storable(response.headers), None if too_large else body)
 
 
 def replay(route: Route, operation: Operation, found: Replay, app: Flask) -> Response:
@@ -96,14 +95,18 @@ def respond_to(state: AppState, problem: IdempotencyError) -> Response:
         for each in type(problem).__mro__:
             handler = handlers.get(each)
             if handler is not None and handler is not answer and issubclass(each, IdempotencyError):
-                response: Response = app.make_response(app.ensure_sync(handler)(problem))
-                keep_from_caches(response)
-                if problem.retry_after is not None and "Retry-After" not in response.headers:
-                    response.headers.add("Retry-After", str(problem.retry_after))
-                return response
-    if isinstance(problem, Problem):
-        return problem_response(state, problem)
-    raise problem
+                return _completed(app.make_response(app.ensure_sync(handler)(problem)), problem)
+    if not isinstance(problem, Problem):
+        raise problem
+    return _completed(problem_response(state, problem), problem)
+
+
+def _completed(response: Response, problem: IdempotencyError) -> Response:
+    """With the headers that every response to a problem has."""
+    keep_from_caches(response)
+    if problem.retry_after is not None and "Retry-After" not in response.headers:
+        response.headers.add("Retry-After", str(problem.retry_after))
+    return response
 
 
 def answer(problem: Problem) -> Response:
@@ -149,11 +152,6 @@ def never_sent(response: Response, own: Collection[str]) -> Iterator[None]:
         raise
 
 
-def is_of_cors(name: str) -> bool:
-    """Return True for a header about the origin of one request, which others get otherwise."""
-    return name.lower().startswith("access-control-")
-
-
 def problem_response(state: AppState, problem: Problem) -> Response:
     """The response to a problem, in the form of RFC 9457."""
     members = {
@@ -162,11 +160,5 @@ def problem_response(state: AppState, problem: Problem) -> Response:
         "status": problem.status,
         "detail": problem.detail,
     }
-    headers = [("Cache-Control", "no-store")]
-    if problem.retry_after is not None:
-        headers.append(("Retry-After", str(problem.retry_after)))
-    if isinstance(problem, ResponseNotKept):
-        headers += problem.headers
-    status = problem.status
-    make = state.app.response_class
-    return make(json.dumps(members), status, headers, content_type=MEDIA_TYPE)
+    text, status = json.dumps(members), problem.status
+    return state.app.response_class(text, status, problem.headers, content_type=MEDIA_TYPE)

@@ -11,16 +11,7 @@ from typing import Any, cast
 
 from flask import Response, current_app
 
-from flask_idempotency.core.errors import (
-    ConfigurationError,
-    IdempotencyError,
-    KeyMalformed,
-    NotAtomic,
-    OperationFailed,
-    Problem,
-    RecordBroken,
-    ScopeUnknown,
-)
+from flask_idempotency.core import errors
 from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.rows import legible
@@ -30,7 +21,6 @@ from flask_idempotency.session.transaction import innermost
 from .attempt import Attempt
 from .request import (
     Request,
-    existing_request,
     is_in_thread_of_request,
     new_claim,
     new_operation,
@@ -58,9 +48,9 @@ def run(
     state = app_state(current_app)
     route = _read_route(state, function, options)
     if not isinstance(key, str) or not key:
-        raise KeyMalformed("The key is not a string of at least one character.")
+        raise errors.KeyMalformed("The key is not a string of at least one character.")
     if (outer := present_operation()) is not None:
-        raise IdempotencyError(
+        raise errors.IdempotencyError(
             f"run() was called inside the operation {outer.name}: call the function itself, as a part"
             " of that, or call run() afterwards"
         )
@@ -68,11 +58,11 @@ def run(
         return function(*args)
     current = Request(state)  # not the request's: what happens here is not yet its response
     current.begin(route)
-    current.make_response = partial(_response_of, state)
+    current.make_response, current.registered = partial(_response_of, state), list
     try:
         with _alone_in_context():
             operation = new_operation(route, _read_scope(state, scope), key)
-            sent = encoded(payload, "the payload of run()", ConfigurationError, sort_keys=True)
+            sent = encoded(payload, "the payload of run()", errors.ConfigurationError, sort_keys=True)
             claim = new_claim(state, route, operation, by_value(sent))
             entered = claim_or_answer(current, operation, claim)
             if entered is None:  # the database is unavailable, and the settings allow going on without
@@ -80,10 +70,8 @@ def run(
             if isinstance(entered, Attempt):
                 entered = entered.run(partial(function, *args))
             return _result_of(entered)
-    except (Problem, RecordBroken) as error:
+    except (errors.Problem, errors.RecordBroken) as error:
         reject(current, error)
-        if (request := existing_request()) is not None:
-            request.has_outcome = True  # if the problem becomes its response, that has been told
         raise
     finally:
         if current.open_attempt is not None:
@@ -101,7 +89,7 @@ def _alone_in_context() -> Iterator[None]:
     is_first = not is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me
     is_inside = outer is not None and outer.is_open  # in a request that what runs makes
     if not (is_first or is_inside):
-        raise NotAtomic(
+        raise errors.NotAtomic(
             "run() was called in a thread or task that shares db.session with a request or another"
             " run(): call it inside `with app.app_context():`"
         )
@@ -118,7 +106,7 @@ _IN_USE = "_flask_idempotency_run"
 def _read_route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:
     """The options of ``run`` for a function."""
     if inspect.iscoroutinefunction(function):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "run() cannot await an async def function: pass a plain one that calls asyncio.run"
         )
     route = read_options(options, RunOptions.__annotations__)
@@ -129,7 +117,7 @@ def _name(function: Callable[..., Any]) -> str:
     """The function's name, the same in every process. Raises ``ConfigurationError`` if it has none."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
     if module is None or module in STARTED or "<" in f"{module}.{name}":
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "run() cannot name this function so that every process knows it by that name: it is a"
             " lambda, local, partial or of the program that was started. Give it name=..., one of its"
             " own"
@@ -140,15 +128,19 @@ def _name(function: Callable[..., Any]) -> str:
 def _read_scope(state: AppState, scope: Any) -> Scope:
     """The scope itself: the application's callable needs a request, and there may be none."""
     if scope is NOT_GIVEN and state.scope is not None:
-        raise ConfigurationError("run() needs scope=...: whose key it is, a str, int, UUID or None")
+        raise errors.ConfigurationError(
+            "run() needs scope=...: whose key it is, a str, int, UUID or None"
+        )
     if scope == "":
-        raise ScopeUnknown("The scope given to run() is empty: a key must belong to a known account.")
+        raise errors.ScopeUnknown(
+            "The scope given to run() is empty: a key must belong to a known account."
+        )
     return None if scope is NOT_GIVEN else cast("Scope", scope)
 
 
 def _response_of(state: AppState, result: Any) -> Response:
     """A result as it is stored. Raises ``IdempotencyError`` if it is not JSON."""
-    body = encoded(result, "the function's result", IdempotencyError)
+    body = encoded(result, "the function's result", errors.IdempotencyError)
     return state.app.response_class(body, mimetype="application/json")
 
 
@@ -157,5 +149,5 @@ def _result_of(response: Response) -> Any:
     with legible():
         body = json.loads(response.get_data())
     if response.status_code >= 500:
-        raise OperationFailed(body.get("detail") if isinstance(body, dict) else None)
+        raise errors.OperationFailed(body.get("detail") if isinstance(body, dict) else None)
     return body

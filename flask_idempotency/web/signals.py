@@ -17,14 +17,7 @@ from blinker import NamedSignal, Namespace
 from flask import Flask
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.core.errors import (
-    ConfigurationError,
-    NotAtomic,
-    OperationInterrupted,
-    Problem,
-    RecordBroken,
-    StoreUnavailable,
-)
+from flask_idempotency.core import errors
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim
@@ -136,8 +129,7 @@ def _facts(event: Event) -> dict[str, Any]:
 def _log(signal: NamedSignal, event: Event, level: int) -> None:
     what = event.outcome or signal.name.partition("-")[2]
     if event.would:
-        would = f"would have been {event.would.replace('_', ' ')}"
-        what = "was not observed" if event.would == "unknown" else would
+        what = f"would have been {event.would.replace('_', ' ')}"
     elif event.outcome == "executed" and event.problem:
         what = "failed"
     facts = _facts(event)
@@ -164,10 +156,11 @@ def send(signal: NamedSignal, app: Flask, event: Event) -> None:
 
 def event_of(subject: Subject, **facts: Any) -> Event:
     """Make the event of what happens to the present request's operation."""
-    if (claim := subject.claim) is None:
-        return Event(subject.name, **facts)
-    decided_by = "lock" if getattr(facts.get("error"), "by_lock", False) else "records"
-    return Event(claim.name, decided_by=decided_by, id=claim.key.hex()[:SHOWN], **facts)
+    facts = {"attempt": subject.attempt, **facts}
+    if subject.claim is not None:
+        facts["id"] = subject.claim.key.hex()[:SHOWN]
+        facts["decided_by"] = "lock" if getattr(facts.get("error"), "by_lock", False) else "records"
+    return Event(subject.name, **facts)
 
 
 def note(signal: NamedSignal, subject: Subject, level: int = INFO, **facts: Any) -> None:
@@ -187,12 +180,8 @@ def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts:
     """
     if not subject.has_outcome:
         subject.has_outcome = True
-        if "error" in facts:
-            tell_mistake(subject.state, subject.name, facts["error"])
-        if not (signal.receivers or log.logger.isEnabledFor(level)):
-            return
-        # A view that is not protected, and raises a problem of ours, has no beginning.
-        facts.setdefault("seconds", time.monotonic() - subject.began if subject.began else None)
+        tell_mistake(subject.state, subject.name, facts.get("error"))
+        facts.setdefault("seconds", time.monotonic() - subject.began)
         facts.setdefault("outcome", signal.name.removeprefix("operation-"))
         note(signal, subject, level, **facts)
 
@@ -200,7 +189,7 @@ def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts:
 def tell_mistake(state: AppState, name: str, error: object) -> None:
     """Log, once for each name, what only the application's authors can mend: a handler may hide it."""
     told = (name, type(error))
-    if isinstance(error, (NotAtomic, ConfigurationError)) and told not in state.mistakes:
+    if isinstance(error, (errors.NotAtomic, errors.ConfigurationError)) and told not in state.mistakes:
         state.mistakes.add(told)
         log.error("operation %s: %s", name, error)
 
@@ -209,7 +198,7 @@ def problem_type(error: Exception) -> str | None:
     """Return what events call the error that rejects a request; None for one of the application."""
     if isinstance(error, RequestEntityTooLarge):
         return "body-too-large"
-    return error.type if isinstance(error, (Problem, RecordBroken)) else None
+    return error.type if isinstance(error, (errors.Problem, errors.RecordBroken)) else None
 
 
 def reject(subject: Subject, error: Exception, status: int | None = None) -> None:
@@ -217,24 +206,19 @@ def reject(subject: Subject, error: Exception, status: int | None = None) -> Non
 
     ``status`` is that of the response if it is not the problem's own.
     """
-    # Not what a view raises that is not protected: that of the outcomes has told it.
-    if subject.began and not subject.has_outcome:
-        if isinstance(error, StoreUnavailable):
-            tell_failure(subject, error, attempt=subject.attempt)
-        elif isinstance(error, OperationInterrupted) and subject.attempt is None:
+    if not subject.has_outcome:
+        if isinstance(error, errors.StoreUnavailable):
+            tell_failure(subject, error)
+        elif isinstance(error, errors.OperationInterrupted) and subject.attempt is None:
             note(operation_interrupted, subject, ERROR)
-    if status is None and isinstance(error, Problem):
-        status = error.status
-    problem = problem_type(error)
-    level = ERROR if problem == "record-unreadable" else DEBUG
-    conclude(operation_rejected, subject, level, status=status, problem=problem, error=error)
+    facts = {"status": status or getattr(error, "status", None), "problem": problem_type(error)}
+    level = ERROR if isinstance(error, errors.RecordBroken) else DEBUG
+    conclude(operation_rejected, subject, level, error=error, **facts)
 
 
-def tell_failure(
-    subject: Subject, error: Exception, text: str = "the store is unavailable", **facts: Any
-) -> None:
+def tell_failure(subject: Subject, error: Exception, text: str = "the store is unavailable") -> None:
     """Log that a store failed, and send ``store_failed``. The line says why; no response does."""
-    event = event_of(subject, error=error, **facts)
-    cause = (isinstance(error, StoreUnavailable) and error.__cause__) or error
+    event = event_of(subject, error=error)
+    cause = (isinstance(error, errors.StoreUnavailable) and error.__cause__) or error
     log.error(f"operation %s: {text}: %r", event.operation, cause, extra=_facts(event))  # noqa: G004
     send(store_failed, subject.state.app, event)

@@ -14,18 +14,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from flask_idempotency.core.errors import (
-    IdempotencyError,
-    LeaseLost,
-    StepError,
-    StoreUnavailable,
-    sqlstate,
-)
+from flask_idempotency.core import errors
+from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Lease
-from flask_idempotency.core.records import Claim
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.joining import to_continue
 from flask_idempotency.session.leftovers import holds_changes, refuse_changes, undo
@@ -56,14 +49,6 @@ class PresentStep:
     name: str
     after_commit: list[Callable[[], object]] = field(default_factory=list)
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call its function, with this as the step that runs in this thread."""
-        token = _present.set(self)
-        try:
-            return function()
-        finally:
-            _present.reset(token)
-
 
 _present: ContextVar[PresentStep | None] = ContextVar("flask_idempotency_step", default=None)
 """The step whose function runs in this thread: a view may have several threads."""
@@ -73,15 +58,10 @@ class Steps:
     """The steps of one attempt. Several threads of the view may call different ones at once."""
 
     def __init__(
-        self,
-        state: AppState,
-        operation: Operation,
-        lease: Lease,
-        claim: Claim,
-        other_binds: Sequence[str | None],
+        self, state: AppState, operation: Operation, execution: Execution, binds: Sequence[str | None]
     ) -> None:
-        self._state, self._operation, self._lease, self._claim = state, operation, lease, claim
-        self._other_binds = other_binds
+        self._state, self._operation, self._other_binds = state, operation, binds
+        self._lease, self._claim = execution.hold, execution.claim
         self._recorded: dict[str, bytes | None] | None = {} if operation.attempt == 1 else None
         self._bytes = 0  # of all results
         self._called: dict[str, PresentStep] = {}  # by name
@@ -92,11 +72,12 @@ class Steps:
         self._check(name, call)
         step = PresentStep(self, name)
         if self._called.setdefault(name, step) is not step:
-            raise StepError(
+            raise errors.StepError(
                 f"two steps of one operation are named {name!r}, or step {name!r} is running in another"
                 " thread: call each step once, and give it a name of its own"
             )
         run = partial(self._run_in_transaction if atomic else self._run_outside, step, call)
+        token = _present.set(step)
         try:
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
@@ -107,6 +88,8 @@ class Steps:
             del self._called[name]
             self._recorded = None  # ask again: it may be recorded all the same
             raise
+        finally:
+            _present.reset(token)
         self.finished.append(name)
         self._operation.after_commit += step.after_commit  # if it failed, they go with it
         with legible():
@@ -116,22 +99,22 @@ class Steps:
         self._refuse_open_writes(f"step {step.name!r}")
         # Raises LeaseLost before anything is done that would not count.
         self._lease.extend(self._claim.lease_seconds or 0.0)
-        value = step.call(function)
+        value = function()
         # What has run is recorded as run, whatever came of it: it is never called again.
-        result, failure = None, None
+        result = failure = None
         if self._state.blocks_records():
             undo(self._state.sessions.present())
-            failure = StepError(
+            failure = errors.StepError(
                 f"step {step.name!r} was done, and left changes in db.session that it did not commit."
                 " On SQLite they block the step's record, so they were undone: call it with atomic=True"
             )
         try:
             result = self._result(f"step {step.name!r} was done, but its result", value)
-        except StepError as error:
+        except errors.StepError as error:
             failure = error
         try:
             self._record(step.name, result, self._lease)
-        except LeaseLost:
+        except errors.LeaseLost:
             log.error(
                 "operation %s, record %s: another request took it over, or an operator decided, while"
                 " its step %r ran: both may have called",
@@ -140,9 +123,9 @@ class Steps:
                 step.name,
             )
             raise
-        if result is None or failure is not None:
-            raise failure or AssertionError
-        return result
+        if failure is not None:
+            raise failure
+        return cast("bytes", result)
 
     def _run_in_transaction(self, step: PresentStep, function: Callable[[], Any]) -> bytes:
         state = self._state
@@ -153,14 +136,12 @@ class Steps:
         try:
             with OpenTransaction(state, self._operation, hold, self._other_binds) as joined:
                 try:
-                    result = self._result(
-                        f"step {step.name!r} was undone: its result", step.call(function)
-                    )
+                    result = self._result(f"step {step.name!r} was undone: its result", function())
                     joined.commit()
                 except Exception as error:
                     joined.raise_if_uncommittable(error)
-                    if (sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
-                        raise StoreUnavailable from error
+                    if (errors.sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
+                        raise errors.StoreUnavailable from error
                     raise
                 joined.let_go()
             self._record(step.name, result, hold)
@@ -170,9 +151,9 @@ class Steps:
 
     def _result(self, what: str, value: Any) -> bytes:
         """What a step has returned, as it is stored. Raises ``StepError`` if it cannot be."""
-        result = encoded(value, what, StepError)
+        result = encoded(value, what, errors.StepError)
         if self._bytes + len(result) > MAX_BYTES:
-            raise StepError(
+            raise errors.StepError(
                 f"{what} has {len(result):,} bytes: the results of"
                 f" an operation's steps may take {MAX_BYTES:,} together. Return what the next steps"
                 " need, and keep the rest in a table of your own"
@@ -196,12 +177,12 @@ class Steps:
         if stored is not None:
             return self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
         if is_recorded:
-            raise StepError(
+            raise errors.StepError(
                 f"step {name!r} was done by an earlier attempt, but its result could not be stored, so"
                 " nobody knows what came of it: an operator must decide about this operation"
             )
         if self._bytes >= MAX_BYTES:
-            raise StepError(
+            raise errors.StepError(
                 f"step {name!r} was not called: the results of this operation's steps take"
                 f" {MAX_BYTES:,} bytes already, and there is no room for another"
             )
@@ -246,7 +227,7 @@ class Steps:
         """
         self._claim.refuse_in_child()
         if self._state.blocks_records():
-            raise StepError(
+            raise errors.StepError(
                 f"db.session had uncommitted writes when {what} was called. On SQLite they block every"
                 " other write, even the record: commit them first"
             )
@@ -258,13 +239,17 @@ class Steps:
         """
         self._claim.refuse_in_child()
         if not is_name(name) or not (name.isascii() or self._state.can_hold(name)):
-            raise StepError(
+            raise errors.StepError(
                 f"a step's name is {name!r}; allowed: {NAMES}, in the encoding of the database"
             )
         if inspect.iscoroutinefunction(call):
-            raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
+            raise errors.StepError(
+                f"the function of step {name!r} is async def; allowed is one that is not"
+            )
         if (present := self._present()) is not None:
-            raise StepError(f"step {name!r} was called inside step {present.name!r}: steps do not nest")
+            raise errors.StepError(
+                f"step {name!r} was called inside step {present.name!r}: steps do not nest"
+            )
 
     def _present(self) -> PresentStep | None:
         """The step whose function calls this."""
@@ -277,7 +262,7 @@ def purpose(name: str) -> str:
     return f"step {name}"
 
 
-def encoded(value: Any, what: str, refusal: type[IdempotencyError], **how: Any) -> bytes:
+def encoded(value: Any, what: str, refusal: type[errors.IdempotencyError], **how: Any) -> bytes:
     """A value as JSON, as it is stored. Raises ``refusal`` if it is none; ``what`` is its name."""
     try:
         return json.dumps(value, allow_nan=False, **how).encode()

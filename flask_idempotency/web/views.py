@@ -31,7 +31,6 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim
 from flask_idempotency.flask_context import (
-    functions_after_request,
     needed_app,
     needed_request,
 )
@@ -261,7 +260,7 @@ def _entered(
         claim = current.claim_for(request, operation)
         entered = claim_or_answer(current, operation, claim)
         if isinstance(entered, Attempt):
-            entered.watch(functions_after_request(), is_view=is_view)
+            entered.is_view = is_view
         return entered
     except Problem as problem:
         return handle_problem(current, problem)

@@ -131,7 +131,7 @@ def test_a_record_that_cannot_be_read_has_a_problem_in_its_event_as_where_it_is_
     world.app.config["PROPAGATE_EXCEPTIONS"] = False
     assert world.post().status_code == 500
     assert outcomes(heard) == [("operation_rejected", "rejected")]
-    assert (only(heard).problem, only(heard).status) == ("record-unreadable", None)
+    assert (only(heard).problem, only(heard).status) == ("record-unreadable", 500)
     assert isinstance(only(heard).error, RecordBroken)
     [line] = [each for each in caplog.records if each.name == "flask_idempotency"]
     assert (line.levelname, line.id) == ("ERROR", only(heard).id)
