@@ -164,7 +164,8 @@ class Attempt:
         stored = self._waiting
         with never_sent(response, self._own), self:
             try:
-                if stored.status < 400 and self._is_undone(response.status_code):
+                is_success = stored.status < 400
+                if is_success and self._route.atomic and self._is_undone(response.status_code):
                     self._release()
                 else:
                     self._complete(stored, False)
@@ -322,22 +323,19 @@ class LeasedAttempt(Attempt):
         return callable(self._route.on_interrupted)
 
     def _open(self) -> Response | None:
-        operation, execution = self._operation, self._execution
+        """An interrupted operation is treated as the route says."""
+        operation, execution, policy = self._operation, self._execution, self._route.on_interrupted
         steps = Steps(self._state, operation, execution, self._route.other_binds)
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
         if operation.attempt > 1:
-            steps.check_legible()
+            steps.recorded()  # else its writes would be repeated up to its first step
         # A callable is asked about what an operator has released, too.
-        is_open = execution.was_interrupted and (self._asks or not execution.was_released)
-        return self._on_interrupted(steps) if is_open else None
-
-    def _on_interrupted(self, steps: Steps) -> Response | None:
-        """Treat an interrupted operation as the route says; None: run it again."""
-        operation, policy = self._operation, self._route.on_interrupted
+        if not execution.was_interrupted or (execution.was_released and not callable(policy)):
+            return None
         signals.note(signals.operation_interrupted, self._current)
         found = policy(operation) if callable(policy) else None
+        steps.begin_again()
         if found is None:
-            steps.begin_again()
             return None
         response, stored, is_stored = self._made(found)
         if is_stored:
@@ -409,6 +407,3 @@ class LeasedAttempt(Attempt):
 
     def _is_settled(self) -> bool:
         return not waits_for_commit(self._state.sessions.present())
-
-    def _is_undone(self, _status: int) -> bool:
-        return False

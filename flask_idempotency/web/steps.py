@@ -27,13 +27,10 @@ from flask_idempotency.session.operation import OpenTransaction, Operation
 from .routes import AppState
 from .settings import NAMES, OPTIONS, checked, is_name
 
-_PASSING = (
-    "53",  # disk full, out of memory, too many connections
-    "55P03",  # lock not available
-    "57014",  # query canceled, mostly by statement_timeout
-    "58",  # system error
-)
-"""SQLSTATEs that say nothing about the step: it was rolled back, and may succeed another time."""
+_PASSING = ("53", "55P03", "57014", "58")
+"""SQLSTATEs that say nothing about the step: it was rolled back, and may succeed another time. Disk,
+memory or connections were all taken, a lock was not available, a query was canceled (mostly by
+``statement_timeout``), or the system failed."""
 
 
 MAX_BYTES = 2**20
@@ -172,11 +169,10 @@ class Steps:
 
         Raises ``StepError`` for one that could not be stored, and where there is no room for another.
         """
-        recorded = self._results()
-        is_recorded, stored = name in recorded, recorded.get(name)
-        if stored is not None:
-            return self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
-        if is_recorded:
+        recorded = self.recorded()
+        if (result := recorded.get(name)) is not None:
+            return result
+        if name in recorded:
             raise errors.StepError(
                 f"step {name!r} was done by an earlier attempt, but its result could not be stored, so"
                 " nobody knows what came of it: an operator must decide about this operation"
@@ -188,21 +184,19 @@ class Steps:
             )
         return None
 
-    def _results(self) -> dict[str, bytes | None]:
-        """What is recorded, as it is stored."""
-        if (recorded := self._recorded) is None:
-            recorded = self._recorded = self._lease.steps()
-            self._bytes = sum(len(result or b"") for result in recorded.values())
-        return recorded
-
-    def check_legible(self) -> None:
-        """Raise ``RecordBroken`` if what earlier attempts have recorded cannot be read.
+    def recorded(self) -> dict[str, bytes | None]:
+        """The results that are recorded. Raises ``RecordBroken`` if they cannot be read.
 
         Asked before the view runs again, as its own writes would be repeated up to its first step.
         """
-        for name, stored in self._results().items():
-            if stored is not None:
-                self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
+        if (recorded := self._recorded) is None:
+            key, opened, stored = self._claim.key, self._state.sealer.open_bytes, self._lease.steps()
+            recorded = {
+                name: each and opened(each, key, purpose(name)) for name, each in stored.items()
+            }
+            self._bytes = sum(len(result or b"") for result in recorded.values())
+            self._recorded = recorded
+        return recorded
 
     def after_commit(self) -> list[Callable[[], object]]:
         """Where to put what is to be called after the commit: a step that fails drops its own."""

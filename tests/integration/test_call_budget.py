@@ -28,22 +28,22 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 752,
-        "first, postgres": 462,
-        "replay, hybrid": 558,
-        "replay, postgres": 421,
-        "duplicate, hybrid": 468,
-        "unprotected bare view": 58,
-        "unprotected empty view": 44,
+        "first, hybrid": 684,
+        "first, postgres": 394,
+        "replay, hybrid": 500,
+        "replay, postgres": 357,
+        "duplicate, hybrid": 415,
+        "unprotected bare view": 45,
+        "unprotected empty view": 31,
     },
     "psycopg": {
-        "first, hybrid": 832,
-        "first, postgres": 542,
-        "replay, hybrid": 598,
-        "replay, postgres": 535,
-        "duplicate, hybrid": 468,
-        "unprotected bare view": 58,
-        "unprotected empty view": 44,
+        "first, hybrid": 764,
+        "first, postgres": 474,
+        "replay, hybrid": 540,
+        "replay, postgres": 471,
+        "duplicate, hybrid": 415,
+        "unprotected bare view": 45,
+        "unprotected empty view": 31,
     },
 }
 """Function calls, Python's and C's, by driver; psycopg is the one that is compiled."""
