@@ -213,6 +213,10 @@ def send(url: str, headers: dict[str, str], body: bytes) -> tuple[int | None, by
         connection.request("POST", where.path, body, headers)
         response = connection.getresponse()
         answer = response.read()
+        if (
+            "Content-Length" not in response.headers
+        ):  # cut in the headers: nothing tells it from a whole one
+            return None, b"", False
     except (OSError, http.client.HTTPException):
         return None, b"", False
     finally:
