@@ -62,18 +62,17 @@ class Execution:
         Returns how many seconds the attempt took. ``waits``: see ``Lease.complete``. Errors: see
         ``Hold.complete``. After one, ``abandon``.
         """
-        engine = self._engine
         self.claim.refuse_in_child()
-        sealed = engine.sealer.seal(response, self.claim)
-        lock_is_told = engine.lock.finish(self.claim)
+        sealed = self._engine.sealer.seal(response, self.claim)
+        lock_is_told = self._engine.lock.finish(self.claim)
         # If this fails, the lock sends retries to the records for nothing, which costs them a look.
         try:
             self.hold.complete(sealed, **({"waits": True} if waits else {}))
             self.has_lock = False
         finally:
             lock_is_told()
-        seconds: float = engine.clock.monotonic() - self._began
-        engine.last_seconds[self.claim.name] = seconds
+        seconds: float = self._engine.clock.monotonic() - self._began
+        self._engine.last_seconds[self.claim.name] = seconds
         return seconds
 
     def release(self) -> None:

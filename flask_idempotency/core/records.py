@@ -84,8 +84,7 @@ class Claim:
         """Raise ``LeaseLost`` in a process that was forked since the claim was made."""
         if self.pid != getpid():
             raise LeaseLost(
-                "This process was forked inside the operation, which its parent goes on with: it can"
-                " neither end the operation nor take a step of it."
+                "This process was forked inside the operation: it can neither end it nor take a step."
             )
 
 
