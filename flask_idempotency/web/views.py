@@ -110,11 +110,15 @@ def protected(view: View, route: Route) -> View:
 
     @wraps(view)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        is_awaited = is_async and asyncio._get_running_loop() is not None  # noqa: SLF001 -- in __all__
-        entered = enter(route, is_awaited=is_awaited)
+        if is_async and asyncio._get_running_loop() is not None:  # noqa: SLF001 -- in its __all__
+            # Awaited, by an async decorator or view, in whose event loop the view then runs.
+            from asgiref.sync import sync_to_async
+
+            return sync_to_async(wrapper, thread_sensitive=False)(*args, **kwargs)
+        entered = enter(route)
         if isinstance(entered, Response):
             return entered
-        function = needed_app().ensure_sync(view) if is_async and not is_awaited else view
+        function = needed_app().ensure_sync(view) if is_async else view
         if entered is None:
             return function(*args, **kwargs)
         with entered:
@@ -215,11 +219,10 @@ def end(error: BaseException | None) -> None:
         current.end_observation(None, error)
 
 
-def enter(route: Route, *, is_awaited: bool = False) -> Attempt | Response | None:
+def enter(route: Route) -> Attempt | Response | None:
     """Begin the present request: return what to run in, a response, or None to run unprotected.
 
-    A problem is a response; raises all other errors. What ``is_awaited`` is refused, unless it is to
-    run unprotected.
+    A problem is a response; raises all other errors.
     """
     request = needed_request()
     current: Request = getattr(request, "_flask_idempotency", None) or Request(app_state(needed_app()))
@@ -239,19 +242,12 @@ def enter(route: Route, *, is_awaited: bool = False) -> Attempt | Response | Non
     if not current.route.enforce:
         observe(current, request)
         return None
-    return _entered(current, request, is_view, is_awaited)
+    return _entered(current, request, is_view)
 
 
-def _entered(
-    current: Request, request: flask.Request, is_view: bool, is_awaited: bool
-) -> Attempt | Response | None:
+def _entered(current: Request, request: flask.Request, is_view: bool) -> Attempt | Response | None:
     """Claim what the request is about. ``is_view``: Flask itself has called this view."""
     try:
-        if is_awaited:
-            raise ConfigurationError(
-                f"{current.name} is awaited, by an async decorator or view above @idempotent, which"
-                " runs an async view as Flask does: put what awaits it below"
-            )
         operation = current.identify(request)
         if operation is None:
             if not current.skipped:

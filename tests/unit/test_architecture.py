@@ -41,6 +41,7 @@ PACKAGES = {
     "session": {"sqlalchemy", "flask", "flask_sqlalchemy"},
     "stores": {"sqlalchemy", "redis", "cryptography"},
     "web": {
+        "asgiref",  # Flask's own, for async views
         "flask",
         "werkzeug",
         "itsdangerous",

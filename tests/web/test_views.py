@@ -127,49 +127,42 @@ def test_an_async_method_of_a_class(app, pay, assert_runs_once):
 
 
 def awaiting(function):
-    """What an async decorator does."""
+    """What an async decorator does: here it also notes its event loop."""
 
     @functools.wraps(function)
     async def inner():
+        g.loop = asyncio.get_running_loop()
         return await function()
 
     return inner
 
 
-def test_an_async_decorator_above_is_refused_by_name(app, world, caplog):
-    ran = []
+@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"enforce": False}], ids=str)
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_async_view_runs_in_the_event_loop_of_what_awaits_it(app, world, options, fails):
+    runs = []
 
-    @app.post("/payments")
-    @awaiting
-    @idempotent
-    async def payments():
-        ran.append(1)
-        return {}, 201
-
-    assert world.post().status_code == 500
-    assert "operation payments: payments is awaited" in caplog.text
-    assert not ran
-
-
-def test_an_async_decorator_is_no_matter_where_nothing_is_protected(app, world):
     @idempotent
     async def part():
-        return {}, 201
-
-    @app.post("/observed", endpoint="observed")
-    @awaiting
-    @idempotent(enforce=False)
-    async def observed():
-        return {}, 201
+        return g.loop is asyncio.get_running_loop()
 
     @app.post("/payments")
-    @idempotent
     @awaiting
+    @idempotent(**options)
     async def payments():
-        return await part()
+        runs.append(g.loop is asyncio.get_running_loop())
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        if fails:
+            abort(410)
+        return [await part() if options.get("enforce", True) else True], 201
 
-    assert world.post("/observed").status_code == 201
-    assert [world.post("/payments").status_code for _ in range(2)] == [201, 201]
+    first, again = world.post(), world.post()
+    is_protected = options.get("enforce", True)
+    assert first.status_code == again.status_code == (410 if fails else 201)
+    assert fails or first.json == again.json == [True]
+    assert (runs, world.count()) == (([True], 1) if is_protected else ([True] * 2, 2))
+    assert ("Idempotent-Replayed" in again.headers) == is_protected
 
 
 def guarded(view):
