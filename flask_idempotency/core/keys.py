@@ -164,18 +164,20 @@ def digest(*parts: Part) -> bytes:
     :return: 32 bytes. Other parts, another order or another type give another digest. Stored records
         are found and compared by it, so its format may never change.
     """
-    sha256 = hashlib.sha256()
+    pieces: list[bytes] = []
     for part in parts:
-        if part is None:
-            tag, data = b"n", b""
-        elif isinstance(part, str):
+        if isinstance(part, str):
             tag, data = b"s", part.encode("utf-8", "surrogatepass")
+        elif part is None:
+            tag, data = b"n", b""
         elif isinstance(part, bytes):
             tag, data = b"b", part
         elif isinstance(part, UUID):
             tag, data = b"u", part.bytes
         else:
             tag, data = b"i", b"%x" % part  # Python refuses to write very long integers in decimal
-        sha256.update(b"%b%d:" % (tag, len(data)))
-        sha256.update(data)  # not joined: it may be a body of megabytes
+        pieces += b"%b%d:" % (tag, len(data)), data
+    *before, last = pieces or (b"",)
+    sha256 = hashlib.sha256(b"".join(before))
+    sha256.update(last)  # not joined: it may be a body of megabytes
     return sha256.digest()
