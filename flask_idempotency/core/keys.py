@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import lru_cache
 from typing import TypeAlias
 from uuid import UUID
 
@@ -164,20 +165,27 @@ def digest(*parts: Part) -> bytes:
     :return: 32 bytes. Other parts, another order or another type give another digest. Stored records
         are found and compared by it, so its format may never change.
     """
-    pieces: list[bytes] = []
-    for part in parts:
-        if isinstance(part, str):
-            tag, data = b"s", part.encode("utf-8", "surrogatepass")
-        elif part is None:
-            tag, data = b"n", b""
-        elif isinstance(part, bytes):
-            tag, data = b"b", part
-        elif isinstance(part, UUID):
-            tag, data = b"u", part.bytes
-        else:
-            tag, data = b"i", b"%x" % part  # Python refuses to write very long integers in decimal
-        pieces += b"%b%d:" % (tag, len(data)), data
-    *before, last = pieces or (b"",)
-    sha256 = hashlib.sha256(b"".join(before))
-    sha256.update(last)  # not joined: it may be a body of megabytes
+    *before, last = parts or (b"",)
+    tag, data = _tagged(last)
+    sha256 = hashlib.sha256(b"%b%b%d:" % (b"".join(map(_encoded, before)), tag, len(data)))
+    sha256.update(data)  # not joined: it may be a body of megabytes
     return sha256.digest()
+
+
+@lru_cache(512, typed=True)  # an application's endpoints with their paths and scopes
+def _encoded(part: Part) -> bytes:
+    tag, data = _tagged(part)
+    return b"%b%d:%b" % (tag, len(data), data)
+
+
+def _tagged(part: Part) -> tuple[bytes, bytes]:
+    """One byte for the type of a part, and its value as bytes."""
+    if part is None:
+        return b"n", b""
+    if isinstance(part, str):
+        return b"s", part.encode("utf-8", "surrogatepass")
+    if isinstance(part, bytes):
+        return b"b", part
+    if isinstance(part, UUID):
+        return b"u", part.bytes
+    return b"i", b"%x" % part  # Python refuses to write very long integers in decimal
