@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from typing import BinaryIO
 
 import click
 from flask import current_app
@@ -60,9 +60,8 @@ def release(
 @click.argument("digits")
 @click.option("--status", type=click.IntRange(200, 599), required=True, metavar="N",
               help="The status of the response.")  # fmt: skip
-@click.option("--body", metavar="TEXT", help="The body, which is JSON unless --content-type is given.")
-@click.option("--body-file", type=click.File("rb"), metavar="FILE",
-              help="The body; - reads standard input.")  # fmt: skip
+@click.option("--body", default="", metavar="TEXT", help="The body, which is JSON unless --content-type"
+              " is given; - reads standard input.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One more header.")
 @click.option("--content-type", metavar="TYPE", help="application/json if there is a body.")
 @_attempt_option
@@ -73,8 +72,7 @@ def release(
 def resolve(
     digits: str,
     status: int,
-    body: str | None,
-    body_file: BinaryIO | None,
+    body: str,
     headers: tuple[str, ...],
     content_type: str | None,
     attempt: int | None,
@@ -91,12 +89,10 @@ def resolve(
     own, is never done: where `show` lists the step that was in doubt, use `release`. The record notes
     who decided, when and why. Does not touch an operation that has completed or whose lease still runs.
     """
-    if body is not None and body_file is not None:
-        raise click.UsageError("give --body or --body-file, not both")
     must_ask, state = asks(yes), app_state(current_app)
     # A shell may give any bytes.
-    data = body_file.read() if body_file else (body or "").encode(errors="surrogateescape")
-    response = given_response(state, status, data, headers, content_type)
+    given = sys.stdin.buffer.read() if body == "-" else body.encode(errors="surrogateescape")
+    response = given_response(state, status, given, headers, content_type)
     seen = undecided(state, digits, "resolve", attempt=attempt)
     if must_ask:
         write_found(look_into(state, seen))

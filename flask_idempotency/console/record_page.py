@@ -9,9 +9,8 @@ import flask
 from flask import current_app, redirect, request, url_for
 from werkzeug.wrappers import Response
 
-from flask_idempotency.core.errors import IdempotencyError, RecordBroken
+from flask_idempotency.core.errors import IdempotencyError
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.core.records import Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.operate import decide
 from flask_idempotency.operate.decide import Mistake, settle, undecided
@@ -46,31 +45,17 @@ def body(digits: str) -> Response:
 
 def _page(state: AppState, digits: str, *, with_body: bool = False) -> Response:
     found = look_into(state, find(state, digits), filter(None, request.args.getlist("derive")))
-    row, broken = _row(state, found.line.hash)
-    stored = row.response if row else None
+    stored = found.record.response if found.record else None
     return page(
         "record.html",
         found=found,
         line=found.line,
-        row=row,
-        broken=broken,
-        moments=moments(found, row),
+        moments=moments(found),
         stored=stored,
         headers=storable(stored.headers or ()) if stored else (),
         with_body=with_body,
         most=MOST_SHOWN,
     )
-
-
-def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
-    """Return the record with its response decrypted; or why it cannot be read."""
-    try:
-        record = state.engine.look(key)
-        if record is not None:
-            decide.check_sealer(state, record)
-    except RecordBroken as error:
-        return None, error.detail
-    return record, ""
 
 
 def confirm(digits: str, action: str) -> Response:

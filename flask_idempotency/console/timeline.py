@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
-from flask_idempotency.core.records import Record
 from flask_idempotency.operate.show import Found
 from flask_idempotency.operate.words import duration
 from flask_idempotency.stores.admin import Time
@@ -18,13 +17,13 @@ Moment = tuple[Time, str, str, str]
 """When, what, a detail, and a kind: ``"person"`` if somebody did it, ``"later"`` if it is to come."""
 
 
-def moments(found: Found, record: Record | None) -> list[Moment]:
-    """Return the moments that a record and what belongs to it tell of; ``record`` is its row."""
-    return sorted(_told(found, record), key=lambda moment: (moment[-1] == "later", str(moment[0])))
+def moments(found: Found) -> list[Moment]:
+    """Return the moments that a record and what belongs to it tell of."""
+    return sorted(_told(found), key=lambda moment: (moment[-1] == "later", str(moment[0])))
 
 
-def _told(found: Found, record: Record | None) -> Iterator[Moment]:
-    line = found.line
+def _told(found: Found) -> Iterator[Moment]:
+    line, record = found.line, found.record
     yield line.created, "Created", "by the first request with its key", ""
     for step in found.steps:
         detail = f"in attempt {step['attempt']}, its result has {step['bytes']:,} bytes"

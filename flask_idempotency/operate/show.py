@@ -8,11 +8,12 @@ from typing import Any
 
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN, derive_key
+from flask_idempotency.core.records import Record
 from flask_idempotency.stores.admin import AuditEntry, Line
 from flask_idempotency.web.routes import AppState
 from flask_idempotency.web.steps import purpose
 
-from .decide import acts, too_old
+from .decide import acts, check_sealer, too_old
 from .find import admin
 
 _OWN_ROWS = "Look at your own rows first: what the view saved outside a step, it saves again."
@@ -22,11 +23,14 @@ _OWN_ROWS = "Look at your own rows first: what the view saved outside a step, it
 class Found:
     """A record with what belongs to it: finished steps, what operators did, and derived keys.
 
-    ``steps`` have their derived keys and results. ``broken`` says why a result cannot be read,
-    ``too_old`` why a release could do it twice.
+    ``record`` has its response decrypted; ``unreadable`` says why it cannot be read. ``steps`` have
+    their derived keys and results, and ``broken`` says why one of these cannot be read. ``too_old``
+    says why a release could do it twice.
     """
 
     line: Line
+    record: Record | None
+    unreadable: str
     steps: list[dict[str, Any]]
     derived: list[dict[str, Any]]
     audit: list[AuditEntry]
@@ -52,15 +56,16 @@ def look_into(state: AppState, line: Line, names: Iterable[str] = ()) -> Found:
         del whole["result"]  # it stands at the end
         steps.append({**whole, "result": result})
     derived = [{"name": name, "derived_key": derive_key(key, name)} for name in names]
-    open_acts, why_not = acts(line), ""
-    if "release" in open_acts:
-        try:
-            record = state.records.look(key)
-            why_not = too_old(state, line, record) if record else ""
-        except RecordBroken as error:
-            why_not = error.detail.rstrip(".")
-    advice = _advice(steps, why_not) if "release" in open_acts else ()
-    return Found(line, steps, derived, store.audit(key), broken, open_acts, why_not, advice)
+    unreadable, audit, may = "", store.audit(key), acts(line)
+    try:
+        record = state.engine.look(key)
+        if record is not None:
+            check_sealer(state, record)
+    except RecordBroken as error:
+        record, unreadable = None, error.detail
+    why_not = too_old(state, line, record) if record else unreadable.rstrip(".")
+    advice = _advice(steps, why_not) if "release" in may else ()
+    return Found(line, record, unreadable, steps, derived, audit, broken, may, why_not, advice)
 
 
 def row(line: Line) -> dict[str, Any]:

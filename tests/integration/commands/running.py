@@ -51,8 +51,8 @@ def build_console(app: Flask) -> Flask:
 def runner(app: Flask) -> Callable[..., Any]:
     """Runs commands on an application. What is not an error message fails the test."""
 
-    def run(*arguments: str) -> Any:
-        result = app.test_cli_runner().invoke(cli, arguments)
+    def run(*arguments: str, **options: Any) -> Any:
+        result = app.test_cli_runner().invoke(cli, arguments, **options)
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result

@@ -184,7 +184,7 @@ def test_without_a_terminal_consent_must_be_given(orders):
     resolve = ["resolve", key, "--status", "201", "--why", WHY]
     result = orders.run(*resolve, "--json")
     assert (result.exit_code, "--yes is needed" in result.output) == (2, True)
-    assert "Aborted!" in refused(orders.run(*resolve, "--body-file", "-"))
+    assert "Aborted!" in refused(orders.run(*resolve, "--body", "-"))
 
 
 def test_the_record_notes_who_decided_and_why(orders):
@@ -390,21 +390,18 @@ def test_a_response_that_could_not_be_stored_as_it_is_is_refused(make_world, opt
     assert orders.lines()[0]["state"] == "interrupted"
 
 
-def test_a_file_in_another_encoding_is_no_json(orders, tmp_path):
-    key, file = orders.interrupt(), tmp_path / "body"
-    file.write_bytes('{"paid": true}'.encode("utf-16"))
-    result = orders.run(
-        "resolve", key, "--status", "201", "--body-file", str(file), "--why", WHY, "--yes"
-    )
+def test_a_file_in_another_encoding_is_no_json(orders):
+    key, content = orders.interrupt(), '{"paid": true}'.encode("utf-16")
+    options = ["--status", "201", "--body", "-", "--why", WHY, "--yes"]
+    result = orders.run("resolve", key, *options, input=content)
     assert "the body is not JSON" in refused(result)
     assert orders.lines()[0]["state"] == "interrupted"
 
 
-def test_a_body_of_another_type_comes_from_a_file(orders, tmp_path):
-    key, file = orders.interrupt(), tmp_path / "body"
-    file.write_bytes(b"\x00\xff")
-    options = ["--body-file", str(file), "--content-type", "image/x", "--why", WHY, "--yes"]
-    assert orders.run("resolve", key, "--status", "200", *options).exit_code == 0
+def test_a_body_of_another_type_comes_from_a_file(orders):
+    key, options = orders.interrupt(), ["--content-type", "image/x", "--why", WHY, "--yes"]
+    result = orders.run("resolve", key, "--status", "200", "--body", "-", *options, input=b"\x00\xff")
+    assert result.exit_code == 0
     response = orders.send()
     assert (response.data, response.content_type) == (b"\x00\xff", "image/x")
 
