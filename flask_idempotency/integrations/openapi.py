@@ -73,8 +73,7 @@ def _complete(
         for code in filter(_is_stored, list(responses)):
             response = _own(responses, code, shared)
             if response is not None and response.get("content") != problem:
-                headers = response.setdefault("headers", {})
-                headers.setdefault(REPLAYED, deepcopy(_REPLAYED))
+                response.setdefault("headers", {}).setdefault(REPLAYED, deepcopy(_REPLAYED))
         kinds = (*PROBLEMS, *(() if route.atomic else (OperationFailed, Retryable)))
         for status in sorted({kind.status for kind in kinds}.difference(_NOT_ADDED)):
             said = "; ".join(
@@ -96,10 +95,9 @@ def _add_parameter(
     added = {"name": settings.header, "in": "header", "required": route.required}
     described = f"New for each operation, the same for each retry. {KEY_SYNTAX}."
     if route.refuse_old_keys:
-        old = f"A key made more than {route.ttl:g} seconds ago, of which nothing is known,"
-        described += f" {old} gets 409 `key-expired`."
-    if route.refuse_old_keys == REQUIRED:
-        described += " It must say when it was made, as a UUID of version 7."
+        kind = "It must be" if route.refuse_old_keys == REQUIRED else "It may be"
+        old = f"one made more than {route.ttl:g} seconds ago, of which nothing is known,"
+        described += f" {kind} a UUID of version 7: {old} gets 409 `key-expired`."
     parameters.append({**added, "description": described, "schema": deepcopy(_KEY_SCHEMA)})
 
 

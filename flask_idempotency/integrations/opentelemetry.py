@@ -10,7 +10,6 @@ from functools import partial
 
 from flask import Flask
 
-from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import TRACEPARENT
 from flask_idempotency.web import signals
@@ -37,12 +36,11 @@ def instrument_app(app: Flask, *, tracer_provider: trace.TracerProvider | None =
     ``FlaskInstrumentor``; where no span records, nothing is done. ``tracer_provider`` makes the spans
     of steps; the default is the global one. Call it after ``init_app``.
 
-    Raises ``ConfigurationError`` if it is called before ``init_app``, or twice.
+    A second call for an application replaces the first. Raises ``ConfigurationError`` before
+    ``init_app``.
     """
-    state = app_state(app)
-    if state.tracing is not None:
-        raise ConfigurationError("instrument_app() was called twice for one application")
-    state.tracing = _Tracing(app, trace.get_tracer(__package__, tracer_provider=tracer_provider))
+    tracer = trace.get_tracer(__package__, tracer_provider=tracer_provider)
+    app_state(app).tracing = _Tracing(app, tracer)
 
 
 _W3C = TraceContextTextMapPropagator()

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from flask import Flask
 
-from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.web import signals
 from flask_idempotency.web.routes import app_state
@@ -42,34 +41,28 @@ PATIENCE_SECONDS = 3.0
 """How long a scrape waits for the records. Prometheus gives a scrape up after 10 s, and with it the
 numbers of the requests, which are needed most while the database hangs."""
 
-_receivers: WeakKeyDictionary[CollectorRegistry, _Receiver] = WeakKeyDictionary()
-
 _RAN = ("executed", "rolled_back", "released", "interrupted")
 _RESPONDED = ("replayed", "rejected")
-_EXTENSION = "idempotency_metrics"
 
 
 def export_metrics(app: Flask, *, registry: CollectorRegistry = REGISTRY) -> None:
     """Count and time what the operations of ``app`` do, in ``registry``. Call it after ``init_app``.
 
     Applications of one process that have the same registry share its series. Under
-    prometheus_client's multiprocess mode the numbers of all processes are added up.
+    prometheus_client's multiprocess mode the numbers of all processes are added up. A second call for
+    an application changes nothing.
 
-    Raises ``ConfigurationError`` before ``init_app``, and for the second call with an application.
+    Raises ``ConfigurationError`` before ``init_app``.
     """
     app_state(app)
-    if _EXTENSION in app.extensions:
-        raise ConfigurationError("export_metrics() was called for this application before")
-    receiver = _receivers.get(registry)
-    if receiver is None:
-        receiver = _receivers[registry] = _Receiver(registry)
-    app.extensions[_EXTENSION] = receiver  # a signal does not keep its receivers alive
+    receiver = _Receiver(registry)
     for signal in signals.OUTCOMES:
         signal.connect(receiver.count, app)
     signals.operation_taken_over.connect(receiver.count_takeover, app)
     signals.store_failed.connect(receiver.count_failure, app)
 
 
+@cache  # one for each registry; and a signal does not keep its receivers alive
 class _Receiver:
     """Hears the signals of the applications that share a registry, and has its series."""
 

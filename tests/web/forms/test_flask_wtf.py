@@ -8,7 +8,7 @@ from flask_wtf import CSRFProtect, FlaskForm
 from wtforms import IntegerField
 from wtforms.validators import NumberRange
 
-from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency import idempotent
 from flask_idempotency.integrations.wtf import IdempotencyField
 from tests.web.forms.pages import ALICE
 
@@ -76,10 +76,12 @@ class TestFlaskWtf:
         assert answer.status_code == 400
         assert "CSRF" in answer.text
 
-    def test_it_must_have_the_name_that_is_looked_for(self, forms):
-        class Misnamed(FlaskForm):
+    def test_it_has_the_name_that_is_looked_for_whatever_the_form_calls_it(self, forms):
+        class Named(FlaskForm):
             once = IdempotencyField()
 
-        forms.app.add_url_rule("/misnamed", "misnamed", lambda: str(Misnamed().once()))
-        with pytest.raises(ConfigurationError, match="'once'.*'idempotency_key'"):
-            forms.client.get("/misnamed", headers=ALICE)
+        client = forms.client
+        forms.app.add_url_rule("/named", "named", lambda: str(Named().hidden_tag()))
+        values = self.values(client.get("/named", headers=ALICE).text)
+        answer = client.post("/payments", data={"amount": 5, **values}, headers=ALICE)
+        assert answer.status_code == 303
