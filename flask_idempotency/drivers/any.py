@@ -53,13 +53,6 @@ class Connection(RawConnection):
     messages that the server has no code for.
     """
 
-    guards_itself = False
-    _is_lost = False
-
-    def is_lost(self) -> bool:
-        """See :class:`RawConnection`."""
-        return self._is_lost
-
     def status(self) -> int:
         """See :class:`RawConnection`: DB-API does not tell, so it is what we have done."""
         return OPEN if self.continues or self.operation() else IDLE
@@ -82,6 +75,6 @@ class Connection(RawConnection):
                         if cursor.description:
                             rows = [tuple(row) for row in cursor.fetchall()]
         except self.Error as error:
-            self._is_lost = self._is_lost or sqlstate(error) is None
+            self.is_gone = self.is_gone or sqlstate(error) is None
             raise
         return rows, count

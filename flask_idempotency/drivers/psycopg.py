@@ -53,7 +53,6 @@ class Connection(RawConnection):
     """See :class:`RawConnection`."""
 
     levels: ClassVar = {each: each.name.replace("_", " ") for each in psycopg.IsolationLevel}
-    _block: Any
 
     def status(self) -> int:
         """See :class:`RawConnection`."""

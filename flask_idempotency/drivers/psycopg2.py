@@ -26,11 +26,7 @@ class Connection(RawConnection):
         extensions.ISOLATION_LEVEL_SERIALIZABLE: "SERIALIZABLE",
     }
     sees_texts = False
-
-    @property
-    def guards_itself(self) -> bool:  # type: ignore[override]
-        """See :class:`RawConnection`: only in a transaction that we have begun."""
-        return not self.continues
+    switched = "autocommit", True
 
     def status(self) -> int:
         """See :class:`RawConnection`."""
@@ -45,12 +41,8 @@ class Connection(RawConnection):
         cursor.execute(text, values)
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
-    def switch(self) -> None:
-        """See :class:`RawConnection`."""
-        self.driver.autocommit = True
-
     def show(self) -> None:
-        """See :class:`RawConnection`.
+        """See :class:`RawConnection`: it can refuse only in a transaction that we have begun.
 
         In autocommit mode psycopg2 refuses named cursors and large objects. In a transaction of two
         phases, which it begins by a BEGIN that changes nothing, it refuses ``commit()`` and
@@ -68,9 +60,3 @@ class Connection(RawConnection):
             self.driver.rollback()
         elif self.status() != IDLE:
             self.send("ROLLBACK")
-
-    def put_right(self) -> None:
-        """See :class:`RawConnection`."""
-        super().put_right()
-        if self.driver.autocommit:
-            self.driver.autocommit = False

@@ -24,8 +24,8 @@ Values = Mapping[str, Any]
 IDLE, OPEN, IN_ERROR = 0, 2, 3
 """States of a connection, by libpq's numbers: in no transaction, in one, in one that has failed."""
 
-NAMES = ("psycopg2", "psycopg")
-"""SQLAlchemy's names of the drivers that there is a file for. The others share one."""
+NAMES = ("sqlite", "psycopg2", "psycopg")
+"""SQLAlchemy's names of the dialect and the drivers that there is a file for. The others share one."""
 
 taken: dict[Any, RawConnection] = {}
 """By the driver's connection, those with a message or a transaction of ours. None keeps its pool's."""
@@ -59,20 +59,15 @@ def innermost(connection: Any) -> Any:
 
 
 @cache
-def _class(name: str) -> type[RawConnection]:
+def class_of(dialect: str, driver: str) -> type[RawConnection]:
+    """The class for a driver, by its names. Raises ``ModuleNotFoundError`` if it is not installed."""
+    name = next((name for name in (dialect, driver) if name in NAMES), "any")
     return cast("type[RawConnection]", importlib.import_module(f".{name}", __package__).Connection)
-
-
-def class_of(dialect: Dialect) -> type[RawConnection]:
-    """The class for a driver. Raises ``ModuleNotFoundError`` if it is not installed."""
-    if dialect.name == "sqlite":
-        return _class("sqlite")
-    return _class(dialect.driver if dialect.driver in NAMES else "any")
 
 
 def raw_of(pooled: Any, dialect: Dialect) -> RawConnection:
     """What is under a pool's connection. Nothing is done to it yet."""
-    return class_of(dialect)(innermost(pooled.dbapi_connection), dialect)
+    return class_of(dialect.name, dialect.driver)(innermost(pooled.dbapi_connection), dialect)
 
 
 Answer = tuple[list[tuple[Any, ...]], int]
@@ -93,13 +88,14 @@ class RawConnection:
     sees_texts = True
     """Whether the driver notices that a text has ended a transaction that it began itself."""
 
-    guards_itself = True
-    """Whether the driver refuses to end a transaction that was shown to it."""
+    switched: ClassVar[tuple[str, Any] | None] = None
+    """The driver's attribute, and its value, that lets us send BEGIN and COMMIT ourselves."""
 
     operation: Callable[[], Any] = bool
     continues = False  # the transaction on it was begun by the driver, which is also to end it
     is_unsure = False  # something was sent that may have ended what is prepared
-    is_shown = False
+    is_shown = False  # the driver refuses to end the transaction
+    is_gone = False  # an error has shown that the connection is
 
     def __init__(self, driver: Any, dialect: Dialect) -> None:
         self.driver = driver
@@ -110,6 +106,7 @@ class RawConnection:
         if getattr(self.driver, "autocommit", False) is True:
             raise NotAtomic(AUTOCOMMIT)
         self.continues = self.is_unsure = continues
+        self._found = getattr(self.driver, self.switched[0]) if self.switched else None
         taken[self.driver] = self  # what undoes is there before what is done
         if not continues:
             self.switch()
@@ -137,6 +134,8 @@ class RawConnection:
 
     def switch(self) -> None:
         """Let us send BEGIN and COMMIT ourselves, on a connection without a transaction."""
+        if self.switched:
+            setattr(self.driver, *self.switched)
 
     def show(self) -> None:
         """Let the driver see that a transaction is open, and refuse to end it, if it can do that."""
@@ -160,8 +159,8 @@ class RawConnection:
         self.switch()
 
     def is_lost(self) -> bool:
-        """Return True if the connection is gone."""
-        return bool(getattr(self.driver, "closed", False))
+        """Return True if the connection is gone, as far as the driver or an error has told."""
+        return self.is_gone or bool(getattr(self.driver, "closed", False))
 
     def is_taken(self) -> bool:
         """Return True until it is given back, in the process that took it."""
@@ -179,6 +178,8 @@ class RawConnection:
         if self.is_lost():  # where ``rollback()`` may do nothing
             raise self.Error("the connection is lost")
         self.undo()
+        if self.switched:
+            setattr(self.driver, self.switched[0], self._found)
         taken.pop(self.driver, None)
 
 

@@ -7,9 +7,6 @@ BEGIN is ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from sqlalchemy import Dialect
 
 from .any import statements
 from .raw_connection import IDLE, OPEN, Answer, RawConnection, Values
@@ -18,17 +15,11 @@ from .raw_connection import IDLE, OPEN, Answer, RawConnection, Values
 class Connection(RawConnection):
     """See :class:`RawConnection`."""
 
-    def __init__(self, driver: Any, dialect: Dialect) -> None:
-        super().__init__(driver, dialect)
-        self._found = driver.isolation_level
+    switched = "isolation_level", None
 
     def status(self) -> int:
         """See :class:`RawConnection`."""
         return OPEN if self.driver.in_transaction else IDLE
-
-    def switch(self) -> None:
-        """See :class:`RawConnection`."""
-        self.driver.isolation_level = None
 
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`. Values are named ``:name``."""
@@ -36,8 +27,3 @@ class Connection(RawConnection):
         for sql in [*first, *(sql for sql, _ in statements(text))]:
             cursor.execute(sql, values or {})
         return cursor.fetchall(), cursor.rowcount
-
-    def put_right(self) -> None:
-        """See :class:`RawConnection`."""
-        super().put_right()
-        self.driver.isolation_level = self._found

@@ -325,7 +325,7 @@ class OperationTransaction:
         self.flush()
         if not self.raw.is_shown:
             self.raw.show()
-            if not self.raw.guards_itself:
+            if not self.raw.is_shown:
                 pooled: Any = self.connection.connection
                 pooled.dbapi_connection = _Door(self.raw.driver, partial(self.refuse, NOT_OURS))
 

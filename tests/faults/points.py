@@ -94,7 +94,9 @@ def install_in_stores(state: AppState) -> None:
     store_failed.connect(_note_miss, state.app, weak=False)
     lock.acquire = _after_acquire(lock.acquire)
     lock.finish = _after_finish(lock.finish)
-    (wires,) = {class_of(engine.dialect) for engine in state.engines.values()}
+    (wires,) = {
+        class_of(engine.dialect.name, engine.dialect.driver) for engine in state.engines.values()
+    }
     send, commit = wires.send, wires.commit
 
     def in_pieces(

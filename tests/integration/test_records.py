@@ -80,7 +80,10 @@ def test_a_claim_that_finds_a_record_reads_it_on_one_connection(world, records):
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_a_claim_whose_connection_breaks_is_ours(records, monkeypatch, is_sent):
-    wires, sent = class_of(records.messages.engine.dialect), []
+    wires, sent = (
+        class_of(records.messages.engine.dialect.name, records.messages.engine.dialect.driver),
+        [],
+    )
     send = wires.send
 
     def lose(wire, sql, values=None, first=()):

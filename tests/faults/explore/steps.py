@@ -84,7 +84,7 @@ class Servers:
         self._dirty = False
         options = {"options": "-c search_path=public,pg_catalog"}
         self.engine = sa.create_engine(url, connect_args=options)
-        self._class = class_of(self.engine.dialect)
+        self._class = class_of(self.engine.dialect.name, self.engine.dialect.driver)
         event.listen(self.engine, "checkout", self._taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
