@@ -191,11 +191,8 @@ def parse_json(body: bytes) -> object:
         raise BodyMalformed(f"The JSON body is nested too deeply: at most {MAX_DEPTH} levels.")
     try:
         return _DECODER.decode(body.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise BodyMalformed("The JSON body is not UTF-8.") from None
-    except json.JSONDecodeError as error:
-        fault = f"The body is not valid JSON, from line {error.lineno}, column {error.colno}."
-        raise BodyMalformed(fault) from None
+    except ValueError:
+        raise BodyMalformed("The body is not valid JSON in UTF-8.") from None
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:

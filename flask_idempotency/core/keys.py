@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 from uuid import UUID
 
@@ -49,27 +49,22 @@ def parse_key(value: str) -> str:
 
     :param value: the value as WSGI gives it, bytes decoded as latin-1.
     :return: the key, 1 to :data:`MAX_LENGTH` printable ASCII characters.
-    :raises KeyMalformed: otherwise; the detail says what is wrong, but never the key.
+    :raises KeyMalformed: otherwise; the detail says what is allowed, but never the key.
     """
-    text = value.strip(" ")
-    found = _KEY.fullmatch(text)
-    if found is not None:
-        key = found[1] or _ESCAPED.sub(r"\1", found[2] or "")
-        if 1 <= len(key) <= MAX_LENGTH:
-            return key
-        fault = f"is longer than {MAX_LENGTH} characters" if key else "is empty"
-    elif "," in text:
-        fault = (
-            "contains a comma outside quotes; the header may have been sent twice, servers join its"
-            " lines with a comma"
-        )
-    else:
-        fault = "contains a character that is not allowed there, or a double quote without its pair"
+    found = _KEY.fullmatch(value.strip(" "))
+    key = found and (found[1] or _ESCAPED.sub(r"\1", found[2] or ""))
+    if key and len(key) <= MAX_LENGTH:
+        return key
+    fault = "is malformed" if found or "," not in value else _TWICE
     raise KeyMalformed(f"The idempotency key {fault}. Allowed: {KEY_SYNTAX}.")
 
 
 _KEY = re.compile(r'([!#-+\--:<-\[\]-~]*)|"((?:[ !#-\[\]-~]|\\["\\])*)"')  # bare, or quoted
 _ESCAPED = re.compile(r"\\(.)")
+_TWICE = (
+    "contains a comma outside quotes; the header may have been sent twice, servers join its lines with"
+    " a comma"
+)
 
 
 def natural_key(value: object) -> str:
@@ -147,7 +142,7 @@ def scope_tail(scope: Scope) -> bytes:
             f"The scope of an idempotency key must be a str, int, UUID or None, not "
             f"{type(scope).__name__}: return the id of the tenant or user from the scope callable."
         )
-    return digest("scope", scope)[:SCOPE_BYTES]
+    return _scope_digest(scope)[:SCOPE_BYTES]
 
 
 def derive_key(key: bytes, name: str) -> str:
@@ -170,6 +165,9 @@ def digest(*parts: Part) -> bytes:
     sha256 = hashlib.sha256(b"%b%b%d:" % (b"".join(map(_encoded, before)), tag, len(data)))
     sha256.update(data)  # not joined: it may be a body of megabytes
     return sha256.digest()
+
+
+_scope_digest = lru_cache(512, typed=True)(partial(digest, "scope"))
 
 
 @lru_cache(512, typed=True)  # an application's endpoints with their paths and scopes

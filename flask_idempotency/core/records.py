@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from os import getpid
+from os import getpid, register_at_fork
 from typing import Any
 
 from .errors import LeaseLost
@@ -19,6 +19,15 @@ OBSERVED = "observed:"
 
 Headers = tuple[tuple[str, str], ...]
 """Header lines as pairs, in order; several of one name stay several."""
+
+
+class Process:
+    """The present process. What was begun under another ``number`` is its parent's."""
+
+    number = getpid()  # kept, as each statement asks for it
+
+
+register_at_fork(after_in_child=lambda: setattr(Process, "number", getpid()))
 
 
 class State(str, Enum):
@@ -73,16 +82,16 @@ class Claim:
     lease_seconds: float | None = None
     max_attempts: int | None = None
     retried_seconds: float = math.inf
-    pid: int = field(default_factory=getpid, repr=False, compare=False)
+    pid: int = field(default_factory=lambda: Process.number, repr=False, compare=False)
     connection: Any = field(default=None, repr=False, compare=False)
 
     def is_inherited(self) -> bool:
         """Return True in a process that was forked since the claim was made: it is the parent's."""
-        return self.pid != getpid()
+        return self.pid != Process.number
 
     def refuse_in_child(self) -> None:
         """Raise ``LeaseLost`` in a process that was forked since the claim was made."""
-        if self.pid != getpid():
+        if self.pid != Process.number:
             raise LeaseLost(
                 "This process was forked inside the operation: it can neither end it nor take a step."
             )

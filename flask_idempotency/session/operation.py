@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from os import getpid
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -15,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
-from flask_idempotency.flask_context import present_context, present_request
+from flask_idempotency.core.records import Process
+from flask_idempotency.flask_context import present, present_context, present_request
 
 from .databases import Databases
 from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo, warn_left
@@ -136,8 +136,8 @@ class Running:
     is_open = False  # before its beginning, and after its end
 
     def __init__(self, operation: Operation) -> None:
-        self.operation, self.is_open, self.pid = operation, True, getpid()
-        self._request, self._context = present_request(), present_context()
+        self.operation, self.is_open, self.pid = operation, True, Process.number
+        self._request, self._context = present()
         self.outer = innermost.get()
         innermost.set(self)
 
@@ -146,7 +146,7 @@ class Running:
 
         In a forked child nothing is.
         """
-        return self._request is present_request() and self.pid == getpid()
+        return self._request is present_request() and self.pid == Process.number
 
     def has_joined(self, _session: Any) -> bool:
         """Return True if a session's work is that of its transaction: it has none."""
@@ -210,7 +210,7 @@ class OpenTransaction(Running):
         is_known = session in self._modes or self.is_here() or self._context is present_context()
         if not is_known:
             return False
-        if self.pid != getpid():
+        if self.pid != Process.number:
             raise NotAtomic(INHERITED)
         if not self.is_open:
             raise NotAtomic(LATE)
@@ -365,4 +365,4 @@ def outer_transaction() -> OpenTransaction | None:
     running = innermost.get()
     if running is None or not isinstance(running, OpenTransaction):
         return None
-    return running if running.is_open and running.pid == getpid() else None
+    return running if running.is_open and running.pid == Process.number else None

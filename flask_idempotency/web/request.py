@@ -69,15 +69,16 @@ class Request(Subject):
     registered = staticmethod(functions_after_request)  # with flask.after_this_request
     home: tuple[int, int] | None = None  # which application context it has, and which thread
 
-    def __init__(self, state: AppState, request: Any = None) -> None:
+    def __init__(self, state: AppState, request: Any = None, context: Any = None) -> None:
         """Without a ``request``, this is about one call alone.
 
-        The application context remembers the first request: a view's own requests share it.
+        The application ``context`` remembers the first request: a view's own requests share it.
         """
         self.state, self.make_response = state, state.app.make_response
         if request is not None:
-            context, request._flask_idempotency = present_context(), self  # noqa: SLF001
-            context.__dict__.setdefault(_OUTERMOST, request)
+            request._flask_idempotency = self  # noqa: SLF001
+            if _OUTERMOST not in context.__dict__:
+                context.__dict__[_OUTERMOST] = request
             self.home, self.is_dispatched = (id(context), get_ident()), True
 
     def begin(self, route: Route) -> None:

@@ -180,10 +180,12 @@ def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts:
     """
     if not subject.has_outcome:
         subject.has_outcome = True
-        tell_mistake(subject.state, subject.name, facts.get("error"))
-        facts.setdefault("seconds", time.monotonic() - subject.began)
-        facts.setdefault("outcome", signal.name.removeprefix("operation-"))
-        note(signal, subject, level, **facts)
+        if "error" in facts:
+            tell_mistake(subject.state, subject.name, facts["error"])
+        if signal.receivers or log.logger.isEnabledFor(level):
+            outcome = signal.name.removeprefix("operation-")
+            made = {"seconds": time.monotonic() - subject.began, "outcome": outcome}
+            note(signal, subject, level, **{**made, **facts})
 
 
 def tell_mistake(state: AppState, name: str, error: object) -> None:

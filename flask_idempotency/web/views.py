@@ -7,8 +7,8 @@
 * ``enter`` is where the view would run, innermost: only a request that has passed every check of the
   application gets a replay, just as only such a request runs the view. It claims, and then the view
   runs, or responds at once.
-* ``after`` is the last ``after_request`` function: it completes what waits for a commit above the view,
-  and lets some responses be followed by a purge.
+* ``after`` follows ``Flask.process_response``, and so all ``after_request`` functions: it completes
+  what waits for a commit above the view, and lets some responses be followed by a purge.
 * ``end`` is the last ``teardown_request`` function: it ends what Flask made no response of.
 """
 
@@ -33,6 +33,8 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.flask_context import (
     needed_app,
     needed_request,
+    override_process_response,
+    present,
 )
 from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
@@ -136,8 +138,8 @@ def register(app: Flask, state: AppState) -> None:
     """Put the functions of a request's way on ``app``."""
     # First: what a function of the application does may depend on the key, or be about the response.
     app.url_value_preprocessors.setdefault(None, []).insert(0, partial(before, state))
-    # Flask runs these from the last to the first, so ours come after all others.
-    app.after_request_funcs.setdefault(None, []).insert(0, after)
+    override_process_response(app, after)
+    # Flask runs these from the last to the first, so ours comes after all others.
     app.teardown_request_funcs.setdefault(None, []).insert(0, end)
     if Problem not in app.error_handler_spec[None][None]:
         app.register_error_handler(Problem, answer)
@@ -145,8 +147,8 @@ def register(app: Flask, state: AppState) -> None:
 
 def before(state: AppState, endpoint: str | None, _values: object) -> None:
     """Begin the request to a protected endpoint, as far as that needs no user and no store."""
-    request = needed_request()
-    current = Request(state, request)
+    request, context = present()
+    current = Request(state, request, context)
     if endpoint is None or not state.settings.enabled:
         return
     place, view = (endpoint, request.method), state.app.view_functions[endpoint]
@@ -187,11 +189,12 @@ def _find(state: AppState, endpoint: str, method: str) -> tuple[Any, Route | Non
     return views[endpoint], route
 
 
-def after(response: Response) -> Response:
+def after(process: Callable[..., Response], *given: Any) -> Response:
     """End an operation that waited for this; keep caches away from a replay."""
-    current: Request | None = getattr(needed_request(), "_flask_idempotency", None)
-    if current is None:
+    response, request = process(*given), needed_request()
+    if "_flask_idempotency" not in request.__dict__:
         return response
+    current: Request = request._flask_idempotency  # type: ignore[attr-defined]  # noqa: SLF001
     if current.observation is not None:
         current.end_observation(response, None)
     attempt = current.open_attempt
@@ -210,8 +213,11 @@ def end(error: BaseException | None) -> None:
 
     A copy of its context, in a thread that the view started, ends nothing.
     """
-    current: Request | None = getattr(needed_request(), "_flask_idempotency", None)
-    if current is None or not (current.open_attempt or current.observation) or not is_home(current):
+    request = needed_request()
+    if "_flask_idempotency" not in request.__dict__:
+        return
+    current: Request = request._flask_idempotency  # type: ignore[attr-defined]  # noqa: SLF001
+    if not (current.open_attempt or current.observation) or not is_home(current):
         return
     if current.open_attempt is not None:
         current.open_attempt.unanswered(error)

@@ -89,8 +89,8 @@ def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        ("{", "not valid JSON, from line 1, column 2"),
-        ("\n [1,]", "not valid JSON, from line 2"),
+        ("{", "not valid JSON"),
+        ("\n [1,]", "not valid JSON"),
         ("1 2", "not valid JSON"),
         (" ", "not valid JSON"),
         ('"a\nb"', "not valid JSON"),
@@ -102,8 +102,8 @@ def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
         ('{"n":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ('{"n":' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
         ('{"n":' + "[" * 250 + "]" * 250 + "}", "nested too deeply"),
-        (b'{"n":"\xff"}', "not UTF-8"),
-        ('{"n":1}'.encode("utf-16"), "not UTF-8"),
+        (b'{"n":"\xff"}', "not valid JSON in UTF-8"),
+        ('{"n":1}'.encode("utf-16"), "not valid JSON in UTF-8"),
     ],
     ids=lambda value: None if len(value) > 99 else repr(value),
 )
