@@ -34,19 +34,14 @@ def connected(state: AppState, bind: str | None) -> AbstractContextManager[Conne
 def counter(state: AppState, effects: Effects | None) -> Callable[[], Counts]:
     """Return what counts: a test's function, or (None) the rows of the application's own tables.
 
-    Raises ``TypeError`` if ``effects`` is no function; what is returned does if it counts no numbers.
+    What is returned raises ``TypeError`` if ``effects`` is no function that counts numbers.
     """
     if effects is None:
         return _rows(state)
-    if not callable(effects):
-        raise TypeError(
-            "effects must be a function, as it is called several times: effects=lambda: len(mails)."
-            f" This is {kind_of(effects)}"
-        )
 
     def count() -> Counts:
         with state.app.app_context():
-            return _numbers(effects())
+            return _numbers(effects() if callable(effects) else {"effects": effects})
 
     return lambda: Context().run(count)
 
@@ -61,8 +56,9 @@ def _numbers(counted: Any) -> Counts:
     for name, number in numbers.items():
         if not isinstance(number, (int, float, Decimal)):
             raise TypeError(
-                "effects() must return a number, or numbers by name, {'payments': 1, 'mails': 2}."
-                f" {name} is {kind_of(number)} (SQL's sum() of no rows is NULL: coalesce it)"
+                "effects must be a function that returns a number, or numbers by name: effects=lambda:"
+                f" {{'mails': len(mails)}}. {name} is {kind_of(number)} (SQL's sum() of no rows is"
+                " NULL: coalesce it)"
             )
     return numbers
 

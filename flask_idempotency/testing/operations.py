@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +14,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
 
-from flask_idempotency.core.keys import uuid7
+from flask_idempotency.client.keys import new_key
 from flask_idempotency.core.storable import REPLAYED
 from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import OUTCOMES, Event
@@ -49,11 +47,6 @@ class Outcome:
     """The type of the problem that it tells of."""
 
     events: Sequence[Event]
-
-    @property
-    def is_stored(self) -> bool:
-        """Return True if the end of the operation is stored."""
-        return any(event.outcome in ("executed", "replayed") for event in self.events)
 
 
 Send = Callable[[], Outcome]
@@ -176,32 +169,20 @@ class Calls:
 Operation = Requests | Calls
 
 
-def new_key() -> str:
-    """One that says its age, for a route that requires that."""
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
-
-
 def _noted(function: Callable[[], Any]) -> tuple[Any, Sequence[Event]]:
     """Call a function in a context of its own; note what the signals tell meanwhile."""
-    events: list[Event] = []
-
-    def call() -> Any:
-        _events.set(events)
-        return function()
-
-    return Context().run(call), events
+    events, context = list[Event](), Context()
+    context.run(_events.set, events)
+    return context.run(function), events
 
 
 _events: ContextVar[list[Event] | None] = ContextVar("flask_idempotency_events", default=None)
 
 
-@contextmanager
-def signals_noted(app: Flask) -> Iterator[None]:
-    """Let :func:`_noted` hear of an application's operations."""
-    with ExitStack() as stack:
-        for signal in OUTCOMES:
-            stack.enter_context(signal.connected_to(_note, app))
-        yield
+def note_signals(app: Flask) -> None:
+    """Let :func:`_noted` hear of an application's operations, from now on."""
+    for signal in OUTCOMES:
+        signal.connect(_note, app)
 
 
 def _note(_app: Flask, event: Event) -> None:

@@ -14,7 +14,7 @@ from flask_idempotency.web.routes import AppState, app_state
 from .comparison import differences
 from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint, armed
 from .effects import Counts, Effects, connection_of_test, counter, difference
-from .operations import Operation, Outcome, Send, signals_noted
+from .operations import Operation, Outcome, Send, note_signals
 from .watch import Point, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
@@ -161,11 +161,8 @@ class Check:
         """Send it in all the ways in which a client or a queue may; return what came back first."""
         if duplicates and connection_of_test(self._state) is not None:
             raise ConfigurationError(ONE_CONNECTION)
-        with signals_noted(self._operation.app):
-            return self._run(duplicates)
-
-    def _run(self, duplicates: int) -> Any:
         operation = self._operation
+        note_signals(operation.app)
         crash = next((crash for crash in reversed(armed) if self._state in crash.targets), None)
         when = who = f"the first {operation.noun}"
         if crash is not None and not crash.happened:
@@ -281,7 +278,8 @@ class Check:
     def _is_same(self, outcome: Outcome, first: Outcome, what: str = "a retry") -> None:
         """It is a replay of the first, if anything of that is stored."""
         found = differences(first.facts, outcome.facts)
-        is_stored = first.is_stored or not first.has_failed
+        ends = {event.outcome for event in first.events}
+        is_stored = not first.has_failed or ends & {"executed", "replayed"}
         if is_stored and not outcome.is_replay:
             hint = self._explained(outcome) or UNREPLAYED
             self._fail(f"{what} {outcome.said}, which is no replay of the first", hint, *found)

@@ -308,8 +308,8 @@ def test_a_key_that_was_used_before(shop):
 @pytest.mark.parametrize(
     ("effects", "said"),
     [
-        ([1, 2], "This is of the type list"),
-        ("payments", "This is of the type str"),
+        ([1, 2], "effects is of the type list"),
+        ({"mails": 1}, "effects is of the type dict"),
         (lambda: ["a"], "effects() is of the type list"),
         (lambda: {"mails": ["a"]}, "mails is of the type list"),
         (lambda: {"balance": None}, "balance is None (SQL's sum() of no rows is NULL: coalesce it)"),

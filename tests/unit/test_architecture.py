@@ -29,7 +29,7 @@ ROOMS = {
     "cli": {"core", "operate", "stores", "web"},
     "console": {"core", "operate", "stores", "web"},
     "integrations": {"core", "operate", "web"},
-    "testing": {"core", "drivers", "session", "stores", "web"},
+    "testing": {"client", "core", "drivers", "session", "stores", "web"},
     "__init__": {"core", "session", "web", "extension"},
 }
 
