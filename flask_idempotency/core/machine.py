@@ -90,9 +90,8 @@ def situation(record: Record | None) -> Situation:
 
 def decide(record: Record | None, claim: Claim) -> Next:
     """Decide what a request with this claim does about this record. Nothing else decides."""
-    same, changed = NEXT[situation(record)]
     is_changed = record is not None and claim.fingerprint.matches(record.fingerprint) is False
-    step = changed if is_changed else same
+    step = NEXT[situation(record)][is_changed]
     if record is None or record.expired or step not in (Next.TAKE_OVER, Next.ASK_ROUTE):
         return step
     begun = record.attempt - (record.released_attempt or 0)

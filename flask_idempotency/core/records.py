@@ -82,7 +82,7 @@ class Claim:
     lease_seconds: float | None = None
     max_attempts: int | None = None
     retried_seconds: float = math.inf
-    pid: int = field(default_factory=lambda: Process.number, repr=False, compare=False)
+    pid: int = field(default_factory=getpid, repr=False, compare=False)
     connection: Any = field(default=None, repr=False, compare=False)
 
     def is_inherited(self) -> bool:

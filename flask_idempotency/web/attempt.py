@@ -352,10 +352,7 @@ class LeasedAttempt(Attempt):
         if outcome == "released":
             self._release()
         elif isinstance(error, errors.OperationInterrupted) and self._route.on_interrupted != "hold":
-            detail = (
-                error.detail if error.detail != errors.OperationInterrupted().detail else _NOT_KNOWN_YET
-            )
-            raise errors.Retryable(detail, retry_after=error.retry_after) from error
+            raise errors.Retryable(_NOT_KNOWN_YET, retry_after=error.retry_after) from error
         raise error
 
     def _lost(self, error: BaseException | None) -> None:

@@ -8,7 +8,6 @@ option), never in the first request.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import re
@@ -355,9 +354,7 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
     given = [name for name in config if isinstance(name, str) and name.startswith(PREFIX)]
     for name in given:
         if name not in SETTINGS:
-            close = difflib.get_close_matches(name, SETTINGS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigurationError(f"{name} is not a setting of Flask-Idempotency{hint}")
+            raise ConfigurationError(f"{name} is not a setting; there are: {', '.join(SETTINGS)}")
     rows = {name: SETTINGS[name] for name in given}
     settings = Settings(**{row.name: checked(name, config[name], row) for name, row in rows.items()})
     redis_given = redis_given or bool(settings.redis_url)
