@@ -46,8 +46,11 @@ def shown(value: object) -> str:
 
     It may be a password or a key in the wrong place, and no good one is short.
     """
-    text = repr(value)
-    if len(text) <= LONGEST_SHOWN and "://" not in text and not isinstance(value, bytes):
+    try:
+        text = repr(value)
+    except ValueError:  # of an integer that is too long
+        text = ""
+    if text and len(text) <= LONGEST_SHOWN and "://" not in text and not isinstance(value, bytes):
         return text
     size = f" of length {len(value)}" if isinstance(value, Sized) else ""
     return f"a {type(value).__name__}{size} (not shown)"

@@ -36,7 +36,7 @@ HOW = ["fork", "process", "pool"]
 ROUTES = ["atomic", "leased", "step", "atomic-step"]
 COPIED_AT = ["lock", "checkout", "claim"]
 MIDDLE = "NotAtomic: this process was forked in the view of an operation, and db.session was"
-NOT_HERE = "LeaseLost: This process was forked inside the operation, which its parent goes on with"
+NOT_HERE = "LeaseLost: This process was forked inside the operation: it can neither end it nor tak"
 
 
 @pytest.fixture

@@ -85,6 +85,7 @@ EXTRAS = {
     "client/transport.py": "httpx",
     "drivers/psycopg.py": "psycopg",
     "stores/sealing.py": "encryption",
+    "web/views.py": "async",
     "integrations/opentelemetry.py": "opentelemetry",
     "integrations/prometheus.py": "prometheus",
     "integrations/wtf.py": "wtf",
@@ -125,7 +126,7 @@ def test_the_package_imports_what_it_requires():
 )
 def test_a_group_is_enough_alone(group, folders):
     """What is documented and checked is imported, so these need the extras of the package."""
-    lazy = {"docs": {"cryptography"}}  # imported when it is used
+    lazy = {"docs": {"asgiref", "cryptography"}}  # imported when it is used
     known = names(group) | lazy.get(group, set())
     missing = {path.name: imported(path) - known - in_its_own(path) for path in files(*folders)}
     assert {name: what for name, what in missing.items() if what} == {}
