@@ -23,7 +23,6 @@ from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.drivers import raw_connection
 from flask_idempotency.session import joining, stray, transaction
-from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import own_pool
@@ -226,10 +225,6 @@ class Idempotency:
         operation that is not atomic has failed before.
         """
         return cast("T", run.run(key, function, args, scope, payload, options))
-
-    def after_commit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
-        """:func:`flask_idempotency.after_commit` with arguments for the function."""
-        after_commit(partial(function, *args, **kwargs))
 
     def exempt(self, target: T) -> T:
         """Leave something out of :meth:`protect`: a view, a blueprint, or an endpoint by its name.

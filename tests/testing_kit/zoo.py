@@ -23,7 +23,7 @@ from flask import Blueprint, Response, redirect, request, session, stream_with_c
 from flask.views import MethodView
 from sqlalchemy.orm import Session
 
-from flask_idempotency import IdempotencyError, current_operation, idempotent
+from flask_idempotency import IdempotencyError, after_commit, current_operation, idempotent
 from tests.testing_kit.conftest import Shop
 from tests.waiting import wait_until
 
@@ -527,7 +527,7 @@ def an_effect_due_after_the_commit(shop):
     """``after_commit`` is not run twice, but a worker that dies does not run it at all."""
 
     def view():
-        shop.idempotency.after_commit(shop.charge)
+        after_commit(shop.charge)
         return shop.pay()
 
     shop.view(view)

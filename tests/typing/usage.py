@@ -132,7 +132,6 @@ def steps() -> tuple[dict[str, Any], int]:
     assert_type(charge, "dict[str, Any]")
     assert_type(current_operation.step("save", save, 5, atomic=True), int)
     current_operation.extend(2.5)
-    idempotency.after_commit(save, amount=5)
     after_commit(lambda: save(amount=5))
     if not charge:
         raise Retryable("The provider is busy.", retry_after=5)

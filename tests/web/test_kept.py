@@ -1,9 +1,11 @@
 """Which answers are kept, and that the view's writes are there if and only if its answer is."""
 
+import functools
+
 import pytest
 from flask import abort
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import after_commit, current_operation, idempotent
 
 KEPT = [200, 204, 303, 400, 402, 404, 407, 409, 424, 426, 428, 430, 499]
 NOT_KEPT = [401, 403, 408, 425, 429, 500, 503, 599]
@@ -245,9 +247,8 @@ def test_what_follows_the_commit_is_no_part_of_the_operation(app, world, atomic)
     @app.post("/payments")
     @idempotent(atomic=atomic)
     def pay():
-        world.idempotency.after_commit(
-            world.idempotency.run, "mail-1", lambda: mails.append(1), name="mail", scope=None
-        )
+        mail = functools.partial(mails.append, 1)
+        after_commit(lambda: world.idempotency.run("mail-1", mail, name="mail", scope=None))
         return {}, 201
 
     assert world.post().status_code == 201

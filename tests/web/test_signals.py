@@ -13,7 +13,7 @@ from flask_idempotency import idempotent
 def test_logging_that_fails_changes_no_response(make_world, add_view, assert_replayed, assert_problem):
     """Of an application whose Redis is away, where each kind of line is written."""
     world = make_world(IDEMPOTENCY_REDIS_URL="redis://127.0.0.1:1/0")
-    runs = add_view(world, during=lambda: world.idempotency.after_commit(refuse))
+    runs = add_view(world, during=lambda: flask_idempotency.after_commit(refuse))
     first = world.post()
     assert (first.status_code, world.count()) == (201, 1)
     assert_replayed(first, world.post())
