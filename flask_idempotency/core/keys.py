@@ -61,10 +61,7 @@ def parse_key(value: str) -> str:
 
 _KEY = re.compile(r'([!#-+\--:<-\[\]-~]*)|"((?:[ !#-\[\]-~]|\\["\\])*)"')  # bare, or quoted
 _ESCAPED = re.compile(r"\\(.)")
-_TWICE = (
-    "contains a comma outside quotes; the header may have been sent twice, servers join its lines with"
-    " a comma"
-)
+_TWICE = "contains a comma outside quotes: the header may have been sent twice"
 
 
 def natural_key(value: object) -> str:

@@ -73,6 +73,7 @@ WRONG_SETTINGS = [
     ("ON_STORE_ERROR", "ignore", "'reject' or 'allow'"),
     ("ACCEPT_UNSEALED", "yes", "True or False"),
     ("ENABLED", 0, "True or False"),
+    pytest.param("TTL", 10**5000, "from 1 second to 10 years", id="TTL of 5000 digits"),
 ]
 
 
