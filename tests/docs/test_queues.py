@@ -19,7 +19,7 @@ from celery import signals
 from celery.app.utils import find_app
 from rq import SimpleWorker
 
-from flask_idempotency import Retryable, current_operation, idempotent
+from flask_idempotency import Retryable, after_commit, current_operation, idempotent
 from flask_idempotency.testing import assert_idempotent_call, every_crash
 from tests.docs.pages import ROOT, blocks, commands
 from tests.waiting import wait_until
@@ -191,7 +191,7 @@ class TestQueues:
         @shop.app.post("/table")
         @idempotent(atomic=what == "rolled back")
         def view():
-            later = partial(shop.names["idempotency"].after_commit, called.append, True)
+            later = partial(after_commit, partial(called.append, True))
             if not what.startswith("step"):
                 later()
                 raise LookupError
@@ -211,17 +211,17 @@ class TestQueues:
         @idempotent(atomic=False)
         def failed_step():
             with pytest.raises(ZeroDivisionError):
-                current_operation.step("a", lambda: later("step") or 1 / 0)
+                current_operation.step("a", lambda: after_commit(step) or 1 / 0)
             return {}
 
         @shop.app.post("/own-rollback")
         @idempotent
         def own_rollback():
-            later("view")
+            after_commit(view)
             shop.db.session.rollback()
             return {}
 
-        later = partial(shop.names["idempotency"].after_commit, called.append)
+        step, view = (partial(called.append, each) for each in ("step", "view"))
         assert shop.post("/failed-step").status_code == shop.post("/own-rollback").status_code == 200
         assert called == ["view"]
 
