@@ -63,7 +63,6 @@ class Attempt:
     _joined: OpenTransaction = None  # type: ignore[assignment]  # until it is open
     _waiting: StoredResponse  # its response, while it waits
     _has_run = False  # the view, or a part of it
-    is_view = False  # Flask itself has called it: what it makes of an error is the response
 
     def __init__(self, current: Request, operation: Operation, execution: Execution) -> None:
         self._state, self._route, self._current = current.state, current.route, current
@@ -125,7 +124,7 @@ class Attempt:
                 response = self.returned(respond_to(self._state, error))
                 signals.reject(self._current, error)  # unless it was stored
                 return response
-            if self.is_view:
+            if self._current.is_view:
                 self.phase = Phase.AWAITING
                 self._current.registered().insert(0, self._capture)  # Flask runs it before all others
                 self._outside += 1

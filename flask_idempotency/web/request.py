@@ -65,6 +65,7 @@ class Request(Subject):
     open_attempt: Any = None  # until it is over
     observation: Any = None  # until it is told
     is_replay = False  # the response is a stored one
+    is_view = False  # Flask itself has called the view: what it makes of an error is the response
     is_dispatched = False  # Flask calls its view, and our functions at its end
     registered = staticmethod(functions_after_request)  # with flask.after_this_request
     home: tuple[int, int] | None = None  # which application context it has, and which thread

@@ -239,8 +239,8 @@ def enter(route: Route) -> Attempt | Response | None:
         return None  # an idempotent function that an idempotent view calls is part of it
     if current.claim is not None:
         _refuse_second(current)
-    is_view = current.dispatched is not None and current.dispatched.given is route
-    if not is_view:  # a function that a view calls, or a request that the hooks have not seen
+    current.is_view = current.dispatched is not None and current.dispatched.given is route
+    if not current.is_view:  # a function that a view calls, or a request that the hooks have not seen
         if not route.applies_to(request.method):
             return None
         found = resolved(state, route, request.endpoint or "")
@@ -248,22 +248,18 @@ def enter(route: Route) -> Attempt | Response | None:
     if not current.route.enforce:
         observe(current, request)
         return None
-    return _entered(current, request, is_view)
+    return _entered(current, request)
 
 
-def _entered(current: Request, request: flask.Request, is_view: bool) -> Attempt | Response | None:
-    """Claim what the request is about. ``is_view``: Flask itself has called this view."""
+def _entered(current: Request, request: flask.Request) -> Attempt | Response | None:
+    """Claim what the request is about."""
     try:
         operation = current.identify(request)
         if operation is None:
             if not current.skipped:
                 signals.conclude(signals.operation_unprotected, current)
             return None
-        claim = current.claim_for(request, operation)
-        entered = claim_or_answer(current, operation, claim)
-        if isinstance(entered, Attempt):
-            entered.is_view = is_view
-        return entered
+        return claim_or_answer(current, operation, current.claim_for(request, operation))
     except Problem as problem:
         return handle_problem(current, problem)
     except Exception as error:
