@@ -49,18 +49,21 @@ def parse_key(value: str) -> str:
 
     :param value: the value as WSGI gives it, bytes decoded as latin-1.
     :return: the key, 1 to :data:`MAX_LENGTH` printable ASCII characters.
-    :raises KeyMalformed: otherwise; the detail says what is allowed, but never the key.
+    :raises KeyMalformed: otherwise; the detail says what is wrong, but never the key.
     """
     found = _KEY.fullmatch(value.strip(" "))
     key = found and (found[1] or _ESCAPED.sub(r"\1", found[2] or ""))
     if key and len(key) <= MAX_LENGTH:
         return key
-    fault = "is malformed" if found or "," not in value else _TWICE
+    fault = f"is longer than {MAX_LENGTH} characters" if key else "is empty"
+    if found is None:
+        fault = _TWICE if "," in value else _NOT_ALLOWED
     raise KeyMalformed(f"The idempotency key {fault}. Allowed: {KEY_SYNTAX}.")
 
 
 _KEY = re.compile(r'([!#-+\--:<-\[\]-~]*)|"((?:[ !#-\[\]-~]|\\["\\])*)"')  # bare, or quoted
 _ESCAPED = re.compile(r"\\(.)")
+_NOT_ALLOWED = "contains a character that is not allowed there, or a double quote without its pair"
 _TWICE = "contains a comma outside quotes: the header may have been sent twice"
 
 

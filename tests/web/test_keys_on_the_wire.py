@@ -6,15 +6,15 @@ import pytest
 from flask import request
 
 MALFORMED = {
-    "": "is malformed",
-    '"canary': "is malformed",
+    "": "is empty",
+    '"canary': "a double quote without its pair",
     "canary,b": "sent twice",
-    "canary\xff\xfe": "is malformed",
-    "canary" * 1350: "is malformed",
+    "canary\xff\xfe": "not allowed",
+    "canary" * 1350: "longer than 255",
 }
 """All of them: ``tests/unit/test_keys.py``."""
 
-RAW = {"canary\x00": "is malformed", "canary\r\nX-Other: 1": "is malformed"}
+RAW = {"canary\x00": "not allowed", "canary\r\nX-Other: 1": "not allowed"}
 """What Werkzeug's client refuses to send, and careless servers let through."""
 
 
