@@ -74,7 +74,9 @@ def natural_key(value: object) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | UUID):
         raise KeyMalformed("What serves as the key is neither a string nor an integer, nor a UUID.")
-    key = str(value)
+    # Python refuses to write very long integers.
+    is_long = isinstance(value, int) and abs(value) >= 10**MAX_LENGTH
+    key = "" if is_long else str(value)
     if not 1 <= len(key) <= MAX_LENGTH:
         raise KeyMalformed(f"What serves as the key must have 1 to {MAX_LENGTH} characters.")
     return key

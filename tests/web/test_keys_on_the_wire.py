@@ -147,6 +147,12 @@ def test_what_flask_says_of_a_body_that_has_no_key_stays(world, add_view):
     assert runs == []
 
 
+def test_a_callable_that_gives_an_endless_integer_gives_no_key(world, add_view, assert_problem):
+    runs = add_view(world, key=lambda: 10**5000)
+    assert "1 to 255 characters" in assert_problem(world.post(), 400, "key-malformed")["detail"]
+    assert runs == []
+
+
 FORMS = ["application/x-www-form-urlencoded", "multipart/form-data"]
 
 
