@@ -185,14 +185,22 @@ def parse_json(body: bytes) -> object:
     :raises BodyMalformed: if it is not UTF-8 or not JSON (RFC 8259), names a member twice, contains NaN
         or Infinity, or nests too deeply.
     """
+    # Decoded first: that ends at the first error, and where Python's own limit of levels is reached.
+    try:
+        document = _DECODER.decode(body.decode("utf-8-sig"))
+    except ValueError:
+        raise BodyMalformed("The body is not valid JSON in UTF-8.") from None
+    except RecursionError:
+        raise _too_deep() from None
     outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]  # of strings
     steps = memoryview(b"".join(outside).translate(_STEPS, _NO_BRACKETS)).cast("b")  # 1 or -1 each
     if max(accumulate(steps), default=0) > MAX_DEPTH:
-        raise BodyMalformed(f"The JSON body is nested too deeply: at most {MAX_DEPTH} levels.")
-    try:
-        return _DECODER.decode(body.decode("utf-8-sig"))
-    except ValueError:
-        raise BodyMalformed("The body is not valid JSON in UTF-8.") from None
+        raise _too_deep()
+    return document
+
+
+def _too_deep() -> BodyMalformed:
+    return BodyMalformed(f"The JSON body is nested too deeply: at most {MAX_DEPTH} levels.")
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
