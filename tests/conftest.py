@@ -129,7 +129,7 @@ def postgres() -> Iterator[Any]:
 @pytest.fixture(autouse=True, scope="session")
 def _no_purge_by_chance() -> None:
     """Nothing is deleted after one response in fifty, unless a test says so."""
-    purging.EVERY = 10**9
+    purging.Purge.every = 10**9
 
 
 @pytest.fixture(scope="session")

@@ -49,10 +49,12 @@ class Execution:
 
     has_lock = False  # until the lock knows of its end
 
-    def __init__(self, engine: DecisionEngine, hold: Any, claim: Claim, found: Record | None) -> None:
+    def __init__(
+        self, engine: DecisionEngine, hold: Any, claim: Claim, found: Record | None, step: Next
+    ) -> None:
         self.hold, self.claim, self._engine = hold, claim, engine
         self.took_over = found is not None and not found.expired
-        self.was_interrupted = situation(found) is Situation.INTERRUPTED
+        self.was_interrupted = step is Next.ASK_ROUTE
         self.was_released = found is not None and found.released is not None
         self._began = engine.clock.monotonic()
 
@@ -112,8 +114,8 @@ Decision = Execution | Replay
 class DecisionEngine:
     """Claims operations in ``records``, behind a fast ``lock``.
 
-    ``clock`` has ``monotonic()`` and ``sleep(seconds)``, like the module ``time``. At most
-    ``max_waiters`` requests wait for others at the same time.
+    ``clock`` has what is used of the module ``time``. At most ``max_waiters`` requests wait for others
+    at the same time.
     """
 
     def __init__(
@@ -124,23 +126,17 @@ class DecisionEngine:
         # How long each operation took here, by its name: what a duplicate is told to wait.
         self.last_seconds: dict[str, float] = {}
 
-    def decide(
-        self,
-        claim: Claim,
-        wait: float = 0,
-        *,
-        on_interrupted: object = "hold",
-        found: Record | None = None,
-    ) -> Decision:
+    def decide(self, claim: Claim, wait: float = 0, *, on_interrupted: object = "hold") -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
 
         ``on_interrupted`` is the route's: whether an interrupted operation is taken over or left alone.
-        ``found`` is the record, if the caller has just looked it up.
-        Raises ``KeyReused``, ``RequestInProgress`` or ``OperationInterrupted`` where it is not this
-        request's to run, ``StoreUnavailable`` if the records cannot be reached, and ``LeaseLost`` in a
-        child that was forked since the claim was made: a fork copies all greenlets, and the parent's
-        goes on.
+        Raises ``KeyExpired``, ``KeyReused``, ``RequestInProgress`` or ``OperationInterrupted`` where it
+        is not this request's to run, ``StoreUnavailable`` if the records cannot be reached, and
+        ``LeaseLost`` in a child that was forked since the claim was made: a fork copies all greenlets,
+        and the parent's goes on.
         """
+        is_old = claim.too_old_at is not None and self.clock.time() > claim.too_old_at
+        found = self._remembered(claim) if is_old else None
         glance = self.lock.acquire(claim)
         if glance is Glance.BUSY and wait <= 0:
             raise self._in_progress(claim, None)
@@ -152,13 +148,32 @@ class DecisionEngine:
             decision = self._settle(claim, found, wait, on_interrupted)
             return decision
         finally:
-            if glance is Glance.MINE and not claim.is_inherited():
+            if glance is Glance.MINE:
                 if decision is None:
                     self.lock.release(claim)
                 elif isinstance(decision, Execution):
                     decision.has_lock = True
                 else:
                     self.lock.finish(claim)()
+
+    def _remembered(self, claim: Claim) -> Record:
+        """The record of a key that is older than the memory of it: nothing happens before it decides.
+
+        Raises ``KeyExpired`` if there is none: nobody knows whether it has run.
+
+        * A record is made with a birth of at most "ahead" and five minutes after the database's time,
+          as that host's clock may be fast. It lives for the retention, ahead and ten minutes. So when
+          it expires, the retention after the birth is five minutes ago, and a host that is slow by as
+          much knows it, too: every key without a record is refused, or has never had one. If the clocks
+          are right, these ten minutes are also what a request may take from here to its claim.
+        * What is in progress goes on, expired or not: its view still runs, or nothing of it was
+          committed. Gone when it is to be taken over, it was never completed: then it would live for
+          ten minutes more.
+        """
+        record = self._records.look(claim.key)
+        if record is None or (record.expired and record.state is not State.IN_PROGRESS):
+            raise errors.KeyExpired
+        return record
 
     def look(self, key: bytes) -> Record | None:
         """The record as it is now, with its response decrypted. Claims nothing.
@@ -236,7 +251,7 @@ class DecisionEngine:
         if hold is None or isinstance(hold, Record):
             return hold
         claim.refuse_in_child()  # the hold is the parent's, too
-        return Execution(self, hold, claim, record)
+        return Execution(self, hold, claim, record, step)
 
     def _give_up(self, claim: Claim, record: Record) -> None:
         """Leave the operation to an operator.

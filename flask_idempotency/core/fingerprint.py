@@ -14,16 +14,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from .errors import BodyMalformed, ConfigurationError, shown
 from .keys import Part, digest
 
-CUSTOM: Final = 4  # 1 to 3, 5 and 6 were the others, before forms were compared as they are parsed
+CUSTOM: Final = 4  # 1 to 3, 5, 6 and 8 were others, before they changed
 REQUEST: Final = 7
-JSON: Final = 8
 FIELDS: Final = 9
+JSON: Final = 10
 
 _CODES: Final = 16
 """The algorithms' codes are below this. The code of one that was given a list of pointers is that plus
@@ -42,8 +42,10 @@ _DIGEST_BYTES: Final = 16
 whoever finds two requests with one fingerprint, after some 2^64 tries, is told about their own first
 request. To match the request of somebody else takes 2^128."""
 
-MISSING: Final = object()
-"""What :func:`resolve` returns for a missing member; null is None."""
+
+Form: TypeAlias = tuple[tuple[Part, ...], ...]
+"""What was parsed of a form: name and value of each field; name, file name, type and SHA-256 of each
+file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,7 @@ class RequestParts:
     """What a request is compared by.
 
     ``host`` is None where it does not matter; ``query`` is raw, without the question mark;
-    ``media_type`` is in lower case and without parameters. ``form`` replaces ``body``; it holds name
-    and value of each field, and name, file name, type and SHA-256 of each file.
+    ``media_type`` is in lower case and without parameters. ``form`` replaces ``body``.
     """
 
     method: str
@@ -61,7 +62,7 @@ class RequestParts:
     query: bytes
     media_type: str
     body: bytes = field(repr=False)
-    form: tuple[tuple[Part, ...], ...] = field(default=(), repr=False)
+    form: Form = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +121,20 @@ def by_parts(parts: RequestParts, compared: str | Sequence[str]) -> Fingerprint:
     :param compared: pointers are as :func:`parse_pointer` returns them.
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
-    is_json = compared != "request" and parts.body and is_json_type(parts.media_type)
-    document, content = parse_json(parts.body) if is_json else None, _content(parts)
-    if isinstance(compared, str):
-        code, target = REQUEST if compared == "request" else JSON, (*_target(parts), parts.media_type)
-        return _fingerprint(code, *target, *(("json", _canonical(document)) if is_json else content))
-    names = sorted(set(compared))
-    if is_json:
-        values = {name: resolve(document, name) for name in names}
-        found = {name: None if values[name] is MISSING else _canonical(values[name]) for name in names}
-        content = "fields", digest(*(digest(*each) for each in found.items()))
-    number = 1 + int.from_bytes(digest(*names)[:4], "big") % _LISTS
-    return _fingerprint(FIELDS + _CODES * number, *_target(parts), *content)
+    names, media_types = [""], [parts.media_type]  # the whole body
+    code = REQUEST if compared == "request" else JSON
+    if not isinstance(compared, str):
+        names, media_types = sorted(set(compared)), []
+        code = FIELDS + _CODES * (1 + int.from_bytes(digest(*names)[:4], "big") % _LISTS)
+    content: tuple[str, Part] = "body", parts.body
+    if parts.form:
+        content = "form", digest(*(digest(*part) for part in parts.form))
+    elif compared != "request" and parts.body and is_json_type(parts.media_type):
+        document = parse_json(parts.body)
+        content = "fields", digest(*(digest(name, value_at(document, name)) for name in names))
+    query = digest(*sorted(parts.query.split(b"&"), key=_query_name)) if parts.query else b""
+    counted = parts.method, parts.host, parts.path, query, *media_types, *content
+    return Fingerprint(code, digest("fingerprint", code, *counted)[:_DIGEST_BYTES])
 
 
 def by_value(value: bytes) -> Fingerprint:
@@ -141,27 +144,12 @@ def by_value(value: bytes) -> Fingerprint:
     """
     if not isinstance(value, bytes):
         raise ConfigurationError(f"fingerprint() must return bytes, not {type(value).__name__}.")
-    return _fingerprint(CUSTOM, value)
-
-
-def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
-    return Fingerprint(algorithm, digest("fingerprint", algorithm, *parts)[:_DIGEST_BYTES])
-
-
-def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:
-    query = digest(*sorted(parts.query.split(b"&"), key=_query_name)) if parts.query else b""
-    return parts.method, parts.host, parts.path, query
+    return Fingerprint(CUSTOM, digest("fingerprint", CUSTOM, value)[:_DIGEST_BYTES])
 
 
 def _query_name(part: bytes) -> bytes:
     # Values of one name stay in order: a view may read only the first.
     return unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" "))
-
-
-def _content(parts: RequestParts) -> tuple[str, bytes | str]:
-    if not parts.form:
-        return "body", parts.body
-    return "form", digest(*(digest(*part) for part in parts.form))
 
 
 def is_json_type(media_type: str) -> bool:
@@ -239,14 +227,15 @@ def parse_pointer(text: str) -> str:
     return text
 
 
-def resolve(document: object, pointer: str) -> object:
-    """Find the value a pointer names (RFC 6901 section 4), or :data:`MISSING`."""
+def value_at(document: Any, pointer: str) -> str | None:
+    """The value that a pointer names (RFC 6901 section 4), in canonical form; None if it is missing."""
     for escaped in pointer.split("/")[1:]:
         name = escaped.replace("~1", "/").replace("~0", "~")
-        if isinstance(document, dict):
-            document = document.get(name, MISSING)
-        elif isinstance(document, list) and re.fullmatch("0|[1-9][0-9]{0,9}", name):
-            document = document[int(name)] if int(name) < len(document) else MISSING
-        else:
-            return MISSING
-    return document
+        if isinstance(document, dict) and name in document:
+            document = document[name]
+            continue
+        is_number = isinstance(document, list) and re.fullmatch("0|[1-9][0-9]{0,9}", name)
+        if not is_number or int(name) >= len(document):
+            return None
+        document = document[int(name)]
+    return _canonical(document)

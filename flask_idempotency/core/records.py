@@ -1,14 +1,21 @@
-"""The values that everything else is made of: a record, a stored response, a claim."""
+"""The values that everything else is made of: a record, a stored response, a claim.
+
+And how stores keep them: as rows of plain values.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from os import getpid, register_at_fork
 from typing import Any
 
-from .errors import LeaseLost
+from .errors import LeaseLost, RecordBroken
 from .fingerprint import Fingerprint
 
 SEALED = b"\x01"
@@ -70,8 +77,9 @@ class Claim:
     None for an atomic one.
     ``max_attempts`` is after how many attempts an operation is given up. ``retried_seconds`` is how
     long after its first attempt an interrupted operation may run again, if its route says "retry".
-    ``pid`` is the process that made the claim: no child takes part in it. ``connection`` is what an
-    atomic operation is to continue the transaction of, in place of one of its own.
+    ``too_old_at`` is from when on, in seconds since 1970, a record of this key may be gone, where that
+    matters. ``pid`` is the process that made the claim: no child takes part in it. ``connection`` is
+    what an atomic operation is to continue the transaction of, in place of one of its own.
     """
 
     key: bytes
@@ -82,6 +90,7 @@ class Claim:
     lease_seconds: float | None = None
     max_attempts: int | None = None
     retried_seconds: float = math.inf
+    too_old_at: float | None = None
     pid: int = field(default_factory=getpid, repr=False, compare=False)
     connection: Any = field(default=None, repr=False, compare=False)
 
@@ -120,3 +129,148 @@ class Record:
     released_attempt: int | None = None
     age: float = field(default=0.0, compare=False)
     released: float | None = field(default=None, compare=False)
+
+
+# As rows, and back.
+
+
+USUAL_HEADERS: dict[str, Headers] = {
+    '"json"': (("Content-Type", "application/json"),),
+    '"html"': (("Content-Type", "text/html; charset=utf-8"),),
+}
+"""Stored headers of so many responses that one word of JSON stands for them, which saves each record 30
+bytes. Stored records hold the words: one may be added, but none may ever stand for something else."""
+
+_WORDS = {headers: word for word, headers in USUAL_HEADERS.items()}
+
+
+def claim_values(claim: Claim) -> dict[str, Any]:
+    """A claim as the statements take it."""
+    return {
+        "key": claim.key,
+        "name": claim.name,
+        "version": claim.fingerprint.algorithm,
+        "digest": claim.fingerprint.digest,
+        "owner": claim.owner,
+        "ttl": claim.ttl_seconds,
+        "lease": claim.lease_seconds,
+    }
+
+
+def response_values(
+    response: StoredResponse, *, state: State = State.COMPLETED, waits: bool = False, late: bool = True
+) -> dict[str, Any]:
+    """A response as the statements take it. ``waits``: see ``Lease.complete``.
+
+    ``late`` says that its retention begins now, not with the claim.
+    """
+    headers = response.headers
+    text = None if headers is None else _WORDS.get(headers) or json.dumps(headers)
+    return {
+        "state": state.value,
+        "status": response.status,
+        "headers": text,
+        "body": response.body,
+        "waits": waits,
+        "late": late,
+    }
+
+
+def step_values(step: str, attempt: int, result: bytes | None) -> dict[str, Any]:
+    """A finished step as the statements take it: its result is text, encrypted or not."""
+    text = None
+    if result is not None:
+        is_sealed = result.startswith(SEALED)
+        text = SEALED_TEXT + b64encode(result).decode() if is_sealed else result.decode()
+    return {"step": step, "attempt": attempt, "result": text}
+
+
+SEALED_TEXT = "sealed:"
+"""What the result of a step begins with if it is encrypted, and in base64. No JSON does."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A finished step. ``result`` is None if it could not be stored; ``at`` is a time as text."""
+
+    attempt: int
+    at: str
+    result: bytes | None = field(repr=False)
+
+
+def steps_of(text: str | None) -> dict[str, StoredStep]:
+    """The finished steps of a record, by name. Raises ``RecordBroken``."""
+    with legible():
+        return {name: _step_of(entry) for name, entry in json.loads(text or "{}").items()}
+
+
+def _step_of(entry: Any) -> StoredStep:
+    text: str | None = entry.get("result")
+    result = None if text is None else text.encode()
+    if text is not None and text.startswith(SEALED_TEXT):
+        result = b64decode(text.removeprefix(SEALED_TEXT), validate=True)
+    return StoredStep(int(entry["attempt"]), str(entry["at"]), result)
+
+
+@contextmanager
+def legible() -> Iterator[None]:
+    """Raise ``RecordBroken`` where a stored value cannot be read."""
+    try:
+        yield
+    except _ILLEGIBLE as error:
+        raise RecordBroken from error
+
+
+_ILLEGIBLE = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+
+
+def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
+    """The record whose fields these are, a fingerprint's and a response's one by one.
+
+    Numbers may be texts. Raises ``RecordBroken``.
+    """
+    try:
+        left, released = fields["lease_left"], fields["released"]
+        released_attempt = fields["released_attempt"]
+        return Record(
+            bytes(key),
+            fields["name"],
+            State(fields["state"]),
+            Fingerprint(int(fields["version"]), bytes(fields["digest"])),
+            int(fields["attempt"]),
+            fields["owner"],
+            expired=fields["expired"] in (1, "1"),
+            lease_left=None if left is None else _finite(float(left)),
+            response=_response_of(fields),
+            released_attempt=None if released_attempt is None else int(released_attempt),
+            age=_finite(float(fields["age"])),
+            released=None if released is None else _finite(float(released)),
+        )
+    except _ILLEGIBLE as error:  # not by the context: every replay comes here
+        raise RecordBroken from error
+
+
+def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
+    if fields["status"] is None:
+        return None
+    status, headers, body = int(fields["status"]), fields["headers"], fields["body"]
+    if headers is not None:
+        headers = USUAL_HEADERS.get(headers) or _headers_of(headers)
+    response = StoredResponse(status, headers, None if body is None else bytes(body))
+    if not (100 <= status <= 599 and (headers is not None or response.is_sealed())):
+        raise ValueError
+    return response
+
+
+def _headers_of(text: str) -> Headers:
+    headers = tuple((name, value) for name, value in json.loads(text))
+    if not all(isinstance(part, str) for line in headers for part in line):
+        raise ValueError
+    return headers
+
+
+def _finite(seconds: float) -> float:
+    """Return a time in seconds. Raises ``ValueError`` for one that never ends, or is none."""
+    if not math.isfinite(seconds):
+        raise ValueError
+    return seconds

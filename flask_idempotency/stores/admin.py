@@ -22,8 +22,7 @@ from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable, sq
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Records
-from flask_idempotency.core.records import Claim, Record, State, StoredResponse
-from flask_idempotency.core.rows import steps_of
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse, steps_of
 
 Time = datetime | str
 Stored = bytes  # by another name: `bytes` is that of a field below

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
-from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.core.rows import claim_values, record_of
+from flask_idempotency.core.records import Claim, Record, claim_values, record_of
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, raw_of
 from flask_idempotency.session.transaction import OperationTransaction
 

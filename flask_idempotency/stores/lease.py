@@ -6,8 +6,15 @@ from threading import Lock
 from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable, sqlstate
-from flask_idempotency.core.records import Claim, State, StoredResponse
-from flask_idempotency.core.rows import claim_values, response_values, step_values, steps_of
+from flask_idempotency.core.records import (
+    Claim,
+    State,
+    StoredResponse,
+    claim_values,
+    response_values,
+    step_values,
+    steps_of,
+)
 
 LOCK_NOT_AVAILABLE = "55P03"
 

@@ -30,8 +30,19 @@ from flask_idempotency.core import errors
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Situation, situation
-from flask_idempotency.core.records import OBSERVED, SEALED, Claim, Record, State, StoredResponse
-from flask_idempotency.core.rows import legible, record_of, response_values, step_values, steps_of
+from flask_idempotency.core.records import (
+    OBSERVED,
+    SEALED,
+    Claim,
+    Record,
+    State,
+    StoredResponse,
+    legible,
+    record_of,
+    response_values,
+    step_values,
+    steps_of,
+)
 
 from . import admin
 from .lock import Client, Reply, cause, send

@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
-from flask_idempotency.core.records import OBSERVED
-from flask_idempotency.core.rows import SEALED_TEXT
+from flask_idempotency.core.records import OBSERVED, SEALED_TEXT
 
 from .admin import CAPPED, USUAL
 
@@ -67,8 +66,8 @@ class Statements:
         # world.
         self.expired = expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
 
-        # What a request reads, by the names of ``core.rows``; fingerprint and body come on top. Results
-        # of steps may be long, and only an attempt asks for them.
+        # What a request reads, by the names of ``core.records``; fingerprint and body come on top.
+        # Results of steps may be long, and only an attempt asks for them.
         self.fields = {
             "name": "name",
             "state": "state",

@@ -26,8 +26,7 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.records import Claim
-from flask_idempotency.core.rows import SEALED_TEXT, response_values
+from flask_idempotency.core.records import SEALED_TEXT, Claim, response_values
 
 from .admin import (
     ADD,

@@ -27,8 +27,16 @@ from flask_idempotency.core.errors import (
     RecordBroken,
     StoreUnavailable,
 )
-from flask_idempotency.core.records import Claim, Record, State, StoredResponse
-from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
+from flask_idempotency.core.records import (
+    Claim,
+    Record,
+    State,
+    StoredResponse,
+    claim_values,
+    record_of,
+    response_values,
+    step_values,
+)
 from flask_idempotency.drivers import sqlite
 from flask_idempotency.drivers.raw_connection import IDLE, Values, give_back
 from flask_idempotency.session.transaction import FIRST, OperationTransaction

@@ -27,7 +27,7 @@ from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.leftovers import end_view, waits_for_commit
-from flask_idempotency.session.operation import OpenTransaction, Operation, Running
+from flask_idempotency.session.operation import OpenTransaction, Running
 from flask_idempotency.session.stray import warn_undone
 
 from . import signals
@@ -64,15 +64,16 @@ class Attempt:
     _waiting: StoredResponse  # its response, while it waits
     _has_run = False  # the view, or a part of it
 
-    def __init__(self, current: Request, operation: Operation, execution: Execution) -> None:
+    def __init__(self, current: Request, execution: Execution) -> None:
         self._state, self._route, self._current = current.state, current.route, current
-        self._operation, self._execution = operation, execution
+        self._operation, self._execution = current.operation, execution
         self._error: BaseException | None = None
         # What is registered with flask.after_this_request beyond these is the view's.
-        self._outside = len(current.registered())
+        self._registered = current.registered()
+        self._outside = len(self._registered)
         self._own: frozenset[str] = frozenset()  # the headers of its response
         self.phase, current.open_attempt = Phase.OPEN, self
-        current.attempt = operation.attempt = execution.hold.attempt
+        current.attempt = current.operation.attempt = execution.hold.attempt
 
     def open(self) -> Attempt | Response:
         """Make everything ready for the view, or respond at once."""
@@ -126,7 +127,7 @@ class Attempt:
                 return response
             if self._current.is_view:
                 self.phase = Phase.AWAITING
-                self._current.registered().insert(0, self._capture)  # Flask runs it before all others
+                self._registered.insert(0, self._capture)  # Flask runs it before all others
                 self._outside += 1
             else:
                 self._lost(error)
@@ -207,9 +208,8 @@ class Attempt:
     def _made(self, result: Any) -> tuple[Response, StoredResponse, bool]:
         """The response of what the view returned, what is to be stored of it, and whether it is."""
         response: Response = self._current.make_response(result)
-        registered = self._current.registered()
-        while len(registered) > self._outside:
-            response = self._state.app.ensure_sync(registered.pop(self._outside))(response)
+        while len(self._registered) > self._outside:
+            response = self._state.app.ensure_sync(self._registered.pop(self._outside))(response)
         return response, capture(response, self._state.settings), self._route.is_stored(response)
 
     def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:

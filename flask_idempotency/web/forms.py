@@ -25,9 +25,9 @@ from itsdangerous import BadSignature, TimestampSigner
 from markupsafe import Markup
 
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
+from flask_idempotency.core.fingerprint import Form
 from flask_idempotency.core.keys import Scope, hash_key
 
-from .body import Form
 from .routes import AppState, app_state, resolved, route_of
 from .settings import Route
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from typing import Any
@@ -24,10 +23,9 @@ from flask import Response
 
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem, RecordBroken, StoreUnavailable
-from flask_idempotency.core.keys import observed_namespace
-from flask_idempotency.core.records import OBSERVED, StoredResponse
+from flask_idempotency.core.records import StoredResponse
 
-from .request import Request, found_for_old
+from .request import Request
 from .response import replay
 from .signals import Subject, conclude, operation_observed, problem_type, tell_failure
 
@@ -58,27 +56,22 @@ class Observed(Subject):
     def _judge(self, current: Request, request: flask.Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""
         state, route = self.state, self._route
-        operation = current.identify(request)
-        if operation is None:
+        claim = self.claim = current.claim_for(request)
+        if claim is None:
             self._facts["would"] = "unprotected"
+        if claim is None or self._is_paused():
             return
-        observed = replace(operation, namespace=observed_namespace(operation.namespace))
-        claim = current.claim_for(request, observed)
-        claim = self.claim = replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
-        if self._is_paused():
-            return
-        records, engine = state.of_test() or (state.observed_records, state.observer)
+        engine = state.of_test() or state.observer
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
         with asking():
-            found = found_for_old(records, route, operation, claim)
-            decision = engine.decide(claim, on_interrupted=policy, found=found)
+            decision = engine.decide(claim, on_interrupted=policy)
         if isinstance(decision, Execution):
             self._execution = decision
             self.attempt = decision.hold.attempt
         else:
             self.attempt, self._facts["first_status"] = decision.attempt, decision.response.status
-            replay(route, operation, decision, state.app)
+            replay(current, decision)
             self._facts["would"] = "replayed"
 
     def finish(self, response: Response | None, error: BaseException | None) -> None:

@@ -7,14 +7,10 @@ the application: listeners that need one fail here, and that is logged.
 from __future__ import annotations
 
 from functools import cache
-from random import random
 
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Records
-
-EVERY = 50
-"""After one in so many first requests, at random, so that workers do not meet."""
 
 MOST = 100
 """How many records go at once: twice as many as have come meanwhile, so that older ones go, too."""
@@ -23,12 +19,10 @@ MOST = 100
 class Purge:
     """Called after a response, deletes a batch of expired ``records``. One for each process."""
 
+    every = 50  # after one in so many first requests
+
     def __init__(self, records: Records) -> None:
         self._admin, self.batch, self._has_warned = cache(records.admin), MOST, False
-
-    def is_due(self) -> bool:
-        """Decide whether this request is followed by a purge. Other processes decide otherwise."""
-        return random() * EVERY < 1  # noqa: S311 -- nobody gains by guessing
 
     def __call__(self) -> None:
         """Delete a batch. What goes wrong is logged, and nobody's error.

@@ -1,39 +1,51 @@
 """One request, or one call of :meth:`Idempotency.run`: which operation it is about, and what it claims.
 
-Header, body and scope become plain values here. And ``current_operation``.
+Header, body and scope become plain values here; compared is what the view would read of the body. And
+``current_operation``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
+import sys
 import time
 from binascii import b2a_base64
 from contextlib import suppress
 from os import urandom
 from threading import get_ident
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import flask
+from werkzeug.exceptions import ClientDisconnected, LengthRequired, RequestEntityTooLarge
 from werkzeug.local import LocalProxy
+from werkzeug.wsgi import LimitedStream, get_content_length
 
+from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import (
+    BodyIncomplete,
     ConfigurationError,
-    KeyExpired,
     KeyMalformed,
     KeyRequired,
     StoreUnavailable,
 )
-from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.keys import Scope, birth_of, natural_key, parse_key
-from flask_idempotency.core.ports import Records
-from flask_idempotency.core.records import Claim, Record, State
+from flask_idempotency.core.fingerprint import Form
+from flask_idempotency.core.keys import (
+    Scope,
+    birth_of,
+    hash_key,
+    natural_key,
+    observed_namespace,
+    parse_key,
+)
+from flask_idempotency.core.records import OBSERVED, Claim
 from flask_idempotency.flask_context import functions_after_request, present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from . import forms
-from .body import FORM_TYPES, Body
 from .routes import AppState
-from .settings import NOT_GIVEN, REQUIRED, Route
+from .settings import NOT_GIVEN, REQUIRED, Route, Settings
 from .signals import Subject
 
 OWNER_BYTES = 9
@@ -50,6 +62,25 @@ AHEAD_SECONDS = 86400.0
 longer, and none for years."""
 
 
+CHUNK_BYTES = 64 * 1024
+"""How much of a body is asked for at once."""
+
+PARSED_BYTES = 1024 * 1024
+"""How long what is parsed may be, JSON or the fields of a form: parsing takes up to a hundred times as
+long as hashing."""
+
+URLENCODED = "application/x-www-form-urlencoded"
+FORM_TYPES = frozenset({URLENCODED, "multipart/form-data"})
+"""Bodies that are compared as they are parsed. Reading the form uses them up."""
+
+TOO_LATE = (
+    "something read the request's stream or form before the idempotent view could compare its body: a"
+    " before_request function, a receiver of request_started, a class of requests or of sessions, or a"
+    " decorator that hides the view. Let it call request.get_data() first, and decorators use"
+    " functools.wraps"
+)
+
+
 class Request(Subject):
     """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
@@ -58,6 +89,7 @@ class Request(Subject):
     """
 
     route: Route
+    operation: Operation  # from when its key is known
     dispatched: Route | None = None
     skipped = False  # so says protect(skip=...)
     body: Body | None = None  # from when it is known that it may be needed
@@ -82,18 +114,16 @@ class Request(Subject):
                 context.__dict__[_OUTERMOST] = request
             self.home, self.is_dispatched = (id(context), get_ident()), True
 
-    def begin(self, route: Route) -> None:
-        """From now on this is about an operation of ``route``."""
-        self.route, self.name, self.began, self.has_outcome = route, route.name, time.monotonic(), False
-        self.skipped = False
+    def begin(self, route: Route, request: flask.Request | None = None) -> None:
+        """From now on this is about an operation of ``route``.
 
-    def prepare(self, request: flask.Request, route: Route) -> None:
-        """Begin with an operation of ``route``.
-
-        If the body may be needed, what is read of it is counted from now on.
+        If the body of the ``request`` may be needed, what is read of it is counted from now on.
         Raises only what ``protect(skip=...)`` does.
         """
-        self.begin(route)
+        self.route, self.name, self.began, self.has_outcome = route, route.name, time.monotonic(), False
+        self.skipped = False
+        if request is None:
+            return
         if route.skip is not None and route.skip(request):
             self.skipped = True
             return
@@ -102,8 +132,8 @@ class Request(Subject):
         if self.body is None and (self.may_hold_key or self.state.header in request.environ):
             self.body = Body(request, media_type, refuses=route.enforce)
 
-    def identify(self, request: flask.Request) -> Operation | None:
-        """The operation that the request is about; None if it has no key and needs none, or is skipped.
+    def claim_for(self, request: flask.Request) -> Claim | None:
+        """What the request claims; None if it has no key and needs none, or is skipped.
 
         Reads no body of an unauthenticated caller, except where a request without a key may pass.
         """
@@ -121,7 +151,9 @@ class Request(Subject):
             scope = route.current_scope()
         if is_field:
             key, made = forms.read_field(key, self.state.app, route, scope)
-        return new_operation(route, scope, key, made)
+        assert self.body is not None  # noqa: S101 -- there is a key
+        body = self.body.read(request, route, self.state.settings)
+        return self.claim_of(scope, key, body.fingerprint(request, route), made)
 
     def _found_key(self, request: flask.Request) -> tuple[str | None, bool]:
         """The key that the request itself holds, or that in the header; and if it is a form's field.
@@ -143,14 +175,48 @@ class Request(Subject):
         value = request.environ.get(self.state.header)
         return None if value is None else parse_key(value), False
 
-    def claim_for(self, request: flask.Request, operation: Operation) -> Claim:
-        """Make the claim of the request.
+    def claim_of(
+        self, scope: Scope, key: str, fingerprint: fp.Fingerprint, made: float | None = None
+    ) -> Claim:
+        """Claim the operation that ``key`` stands for; ``made`` is when its form was.
 
-        Raises what :func:`new_claim` and reading the body raise.
+        Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
         """
-        assert self.body is not None  # noqa: S101 -- there is a key
-        body = self.body.read(request, self.route, self.state.settings)
-        return new_claim(self.state, self.route, operation, body.fingerprint(request, self.route))
+        route, state, now = self.route, self.state, time.time()
+        born = birth_of(key) if made is None and route.refuse_old_keys else made
+        if born is not None and born > now + AHEAD_SECONDS:
+            born = None
+        if born is None and route.refuse_old_keys == REQUIRED:
+            raise KeyMalformed(
+                "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
+                " a UUID of version 7 (RFC 9562)."
+            )
+        if not route.name.isascii():
+            with suppress(StoreUnavailable):  # the claim meets that, too
+                if not state.can_hold(route.name):
+                    raise ConfigurationError(
+                        f"the encoding of the database cannot hold the name {route.name!r}: give the"
+                        " operation another one, name=..., of ASCII characters"
+                    )
+        ttl = route.ttl
+        if route.refuse_old_keys or born is not None:  # an old form is always refused
+            ttl += LONGER_SECONDS + max(0.0, (born or 0.0) - now)
+        owner = b2a_base64(urandom(OWNER_BYTES), newline=False).decode()
+        namespace = route.namespace
+        if not route.enforce:
+            namespace, owner = observed_namespace(namespace), OBSERVED + owner
+        self.operation = Operation(route.name, namespace, scope, key, attempt=0)
+        return Claim(
+            key=hash_key(namespace, route.name, scope, key),
+            name=route.name,
+            fingerprint=state.sealer.keyed(fingerprint),
+            owner=owner,
+            ttl_seconds=ttl,
+            lease_seconds=None if route.atomic and route.enforce else route.lease,
+            max_attempts=route.max_attempts,
+            retried_seconds=route.ttl,
+            too_old_at=None if born is None else born + route.ttl,
+        )
 
     def end_observation(self, response: Any, error: BaseException | None) -> None:
         """Tell what would have happened, as that was to be observed."""
@@ -170,68 +236,6 @@ def existing_request() -> Request | None:
     """Ours of the present request, if the extension has had to do with it."""
     ours: Request | None = getattr(present_request(), "_flask_idempotency", None)
     return ours
-
-
-def new_operation(route: Route, scope: Scope, key: str, made: float | None = None) -> Operation:
-    """The operation that ``key`` stands for; ``made`` is when its form was.
-
-    Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
-    """
-    born = birth_of(key) if made is None and route.refuse_old_keys else made
-    if born is not None and born > time.time() + AHEAD_SECONDS:
-        born = None
-    if born is None and route.refuse_old_keys == REQUIRED:
-        raise KeyMalformed(
-            "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
-            " a UUID of version 7 (RFC 9562)."
-        )
-    return Operation(route.name, route.namespace, scope, key, attempt=0, born=born)
-
-
-def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
-    """Make the claim of a new attempt at ``operation``."""
-    if not operation.name.isascii():
-        with suppress(StoreUnavailable):  # the claim meets that, too
-            if not state.can_hold(operation.name):
-                raise ConfigurationError(
-                    f"the encoding of the database cannot hold the name {operation.name!r}: give the"
-                    " operation another one, name=..., of ASCII characters"
-                )
-    ttl = route.ttl
-    if route.refuse_old_keys or operation.born is not None:  # an old form is always refused
-        ttl += LONGER_SECONDS + max(0.0, (operation.born or 0.0) - time.time())
-    return Claim(
-        key=operation.hashed_key(),
-        name=operation.name,
-        fingerprint=state.sealer.keyed(fingerprint),
-        owner=b2a_base64(urandom(OWNER_BYTES), newline=False).decode(),
-        ttl_seconds=ttl,
-        lease_seconds=None if route.atomic else route.lease,
-        max_attempts=route.max_attempts,
-        retried_seconds=route.ttl,
-    )
-
-
-def found_for_old(records: Records, route: Route, operation: Operation, claim: Claim) -> Record | None:
-    """The record of a key that is older than the memory of it; None for any other key.
-
-    Raises ``KeyExpired`` if there is none: nobody knows whether it has run. Where there is one, it is
-    what the engine decides on, so that nothing happens between this look-up and the decision.
-
-    * A record is made with a birth of at most "ahead" and five minutes after the database's time, as
-      that host's clock may be fast. It lives for ``ttl``, ahead and ten minutes. So when it expires,
-      ``ttl`` after the birth is five minutes ago, and a host that is slow by as much knows it, too:
-      every key without a record is refused, or has never had one. If the clocks are right, these ten
-      minutes are also what a request may take from here to its claim.
-    * What is in progress goes on, expired or not: its view still runs, or nothing of it was committed.
-      Gone when it is to be taken over, it was never completed: then it would live for ten minutes more.
-    """
-    if operation.born is None or time.time() <= operation.born + route.ttl:
-        return None
-    record = records.look(claim.key)
-    if record is None or (record.expired and record.state is not State.IN_PROGRESS):
-        raise KeyExpired
-    return record
 
 
 def is_outermost_request() -> bool:
@@ -269,3 +273,214 @@ def _current() -> Operation:
 
 current_operation = cast("Operation", LocalProxy(_current))
 """A proxy to the operation that is being executed."""
+
+
+# The body.
+
+
+class _Counted(LimitedStream):
+    """The server's input: it counts what is read, and whoever reads learns that it ended too early.
+
+    Servers pass an incomplete body on as if it were complete, and a ``before_request`` function may
+    parse it as a form.
+    """
+
+    def on_disconnect(self, error: Exception | None = None) -> None:
+        """The input has failed with ``error``, or ended; without a Content-Length, that is its end."""
+        if error is not None or self.limit < sys.maxsize:
+            raise BodyIncomplete from error
+
+
+class _Unread(io.RawIOBase):
+    """What was read of a body that is too long to be compared, and then the rest of it."""
+
+    def __init__(self, read: IO[bytes], rest: IO[bytes]) -> None:
+        self._read, self._rest = read, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._read.read(len(buffer)) or self._rest.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class Body:
+    """The body of one request: its bytes, and what was parsed of a form.
+
+    It is read when it is needed, as the application left it: kept by ``get_data()``, parsed as a form,
+    or still in the stream, which may be one of the application's own.
+    """
+
+    data = b""
+    form: Form = ()
+    _is_read = False
+    _is_plain = True  # the stream is Werkzeug's, not one of the application's own
+
+    def __init__(self, request: flask.Request, media_type: str, *, refuses: bool) -> None:
+        environ, known = request.environ, request.__dict__
+        text = environ.get("CONTENT_LENGTH", "")
+        is_plain = text.isdecimal() and len(text) < 20 and "HTTP_TRANSFER_ENCODING" not in environ
+        length = int(text) if is_plain else get_content_length(environ)
+        self.media_type, self._has_length, self._length = media_type, length is not None, length or 0
+        # A request.stream that nobody has read from counts, too: nothing tells it from another.
+        self._is_late = "_cached_data" not in known and ("stream" in known or "form" in known)
+        self._counts = refuses and not self._is_late
+        if self._counts:  # who reads what is only observed learns nothing of ours
+            limit = sys.maxsize if length is None else length
+            environ["wsgi.input"] = _Counted(environ["wsgi.input"], limit)
+        self._input: IO[bytes] = environ["wsgi.input"]
+
+    def read(self, request: flask.Request, route: Route, settings: Settings) -> Body:
+        """Read it, unless that has been done.
+
+        Raises ``BodyIncomplete``, Werkzeug's 411 and 413, and ``ConfigurationError`` if it is gone.
+        """
+        if not self._is_read:
+            try:
+                if self._is_untouched(request, route.max_request_bytes or settings.max_request_bytes):
+                    self.data = request.get_data()
+                else:
+                    limit, parsed_limit = self._limits(request, route, settings)
+                    self.data = self._bytes(request, limit)
+                    if self.media_type in FORM_TYPES:
+                        self.unread(request)
+                        self.form = _parsed(request, parsed_limit)
+            except (ClientDisconnected, OSError, EOFError) as error:
+                raise BodyIncomplete from error
+            self.unread(request)
+            self._is_read = True
+        return self
+
+    def _is_untouched(self, request: flask.Request, limit: int) -> bool:
+        """Return True for most bodies: short, and as they came, so that the view may share our copy.
+
+        An application's own limit that is lower is Werkzeug's to keep.
+        """
+        environ, known = request.environ, request.__dict__
+        return (
+            self._has_length
+            and self._length <= min(limit, PARSED_BYTES)
+            and self.media_type not in FORM_TYPES
+            and "HTTP_CONTENT_ENCODING" not in environ  # the view may decode it
+            and not ("stream" in known or "_cached_data" in known)
+            and self._counts
+            and environ["wsgi.input"] is self._input
+            and self._input.tell() == 0
+        )
+
+    def fingerprint(self, request: flask.Request, route: Route) -> fp.Fingerprint:
+        """Make the fingerprint that the request is compared by, of a body that was read.
+
+        Raises ``BodyMalformed`` where it must be JSON, and is not.
+        """
+        compared, rule = route.fingerprint, request.url_rule
+        if callable(compared):
+            value = compared()
+            self.unread(request)  # it may have read it
+            return fp.by_value(value)
+        parts = fp.RequestParts(
+            method=request.method,
+            host=request.host if rule is not None and (rule.host or rule.subdomain) else None,
+            path=request.path,
+            query=request.query_string,
+            media_type=self.media_type,
+            body=self.data,
+            form=self.form,
+        )
+        return fp.by_parts(parts, compared)
+
+    def unread(self, request: flask.Request) -> None:
+        """Let the next reader find it in the stream again, unless the form has been parsed."""
+        if "form" not in request.__dict__ or self.media_type not in FORM_TYPES:
+            stream = request.environ["wsgi.input"] = io.BytesIO(self.data)
+            request.__dict__.pop("stream", None)  # who replaces the input later expects that it is read
+            if not self._is_plain:
+                request.stream = stream
+
+    def _bytes(self, request: flask.Request, limit: int) -> bytes:
+        """Read the bytes; none of a form that the application has parsed."""
+        taken, cut_at = _taken(self._input), request.max_content_length
+        # Werkzeug cuts a chunked body at the limit, in silence.
+        is_cut = not self._has_length and cut_at is not None and taken >= cut_at
+        if is_cut or max(self._length, taken) > limit:
+            raise RequestEntityTooLarge
+        self._is_plain = isinstance(request.stream, LimitedStream) or request.stream is self._input
+        if "_cached_data" in request.__dict__:
+            data = request.get_data()
+            if len(data) > limit:
+                raise RequestEntityTooLarge
+            if max(len(data), taken) < self._length and not request.content_encoding:
+                raise BodyIncomplete
+            return data
+        if "form" not in request.__dict__ or self.media_type not in FORM_TYPES:
+            return self._from_stream(request, taken, limit)
+        if self._is_late:
+            raise ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
+        return b""
+
+    def _from_stream(self, request: flask.Request, taken: int, limit: int) -> bytes:
+        environ, stream, kept = request.environ, request.stream, io.BytesIO()
+        if "HTTP_TRANSFER_ENCODING" in environ and not environ.get("wsgi.input_terminated"):
+            raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
+        is_gone = self._is_plain and (taken or _taken(stream))
+        most = self._length if self._is_plain and self._has_length else limit + 1
+        while kept.tell() < most and (chunk := stream.read(min(CHUNK_BYTES, most - kept.tell()))):
+            kept.write(chunk)
+        size = kept.tell()
+        kept.seek(0)
+        request.stream = environ["wsgi.input"] = kept
+        if size > limit:
+            request.stream = environ["wsgi.input"] = cast("IO[bytes]", _Unread(kept, stream))
+            raise RequestEntityTooLarge
+        is_short = stream is self._input and size < self._length
+        if is_gone or (is_short and self._is_late):
+            raise ConfigurationError(TOO_LATE)
+        if is_short:
+            raise BodyIncomplete
+        return kept.getvalue()
+
+    def _limits(self, request: flask.Request, route: Route, settings: Settings) -> tuple[int, int]:
+        """How long the body may be, and how long what is parsed of it: the application may say so."""
+        of_route, of_app = route.max_request_bytes, request.max_content_length
+        given = [each for each in (of_route, of_app) if each is not None]
+        limit = min(given, default=settings.max_request_bytes)
+        parsed_limit = min(limit, PARSED_BYTES) if of_route is None else limit
+        is_json = fp.is_json_type(self.media_type) and route.fingerprint != "request"
+        is_parsed = self.media_type == URLENCODED or (is_json and not callable(route.fingerprint))
+        return parsed_limit if is_parsed else limit, parsed_limit
+
+
+def _taken(stream: IO[bytes]) -> int:
+    """How many bytes were read of a stream that counts them."""
+    return stream.tell() if isinstance(stream, LimitedStream) else 0
+
+
+def _parsed(request: flask.Request, limit: int) -> Form:
+    """What the view would find in the form; empty if it cannot be read. Raises Werkzeug's 413."""
+    known = request.__dict__
+    was_parsed = "form" in known
+    fields = tuple(request.form.items(multi=True))
+    files = tuple(
+        (name, file.filename, file.content_type, _sha256(file.stream))
+        for name, file in request.files.items(multi=True)
+    )
+    if not was_parsed:  # the view finds the request as it was
+        request.close()
+        for name in "form", "files", "values":
+            known.pop(name, None)
+    # A part of a multipart body may have no name.
+    if sum(len(name or "") + len(value) for name, value in fields) > limit:
+        raise RequestEntityTooLarge
+    return fields + files
+
+
+def _sha256(file: IO[bytes]) -> bytes:
+    """The digest of a file, which is left where it was."""
+    digest, position = hashlib.sha256(), file.tell()
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+    file.seek(position)
+    return digest.digest()

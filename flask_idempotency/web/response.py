@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from flask import Flask, Response
+from flask import Response
 from werkzeug import Response as BaseResponse
 from werkzeug.exceptions import InternalServerError
 
@@ -20,11 +20,10 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.flask_context import needed_app, present_request
-from flask_idempotency.session.operation import Operation
 
 from .request import Request
 from .routes import AppState, app_state
-from .settings import Route, Settings
+from .settings import Settings
 from .signals import reject
 
 MEDIA_TYPE = "application/problem+json"
@@ -49,13 +48,14 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     return StoredResponse(status, storable(response.headers), None if too_large else body)
 
 
-def replay(route: Route, operation: Operation, found: Replay, app: Flask) -> Response:
+def replay(current: Request, found: Replay) -> Response:
     """The stored response again.
 
     Raises ``ReplayForbidden``, or ``ResponseNotKept`` if its body was too large to store.
     """
-    operation.attempt, stored = found.attempt, found.response
-    if route.authorize_replay and not route.authorize_replay(operation):
+    current.operation.attempt, stored = found.attempt, found.response
+    authorize = current.route.authorize_replay
+    if authorize is not None and not authorize(current.operation):
         raise ReplayForbidden
     # Filtered again: somebody else may have written the record.
     headers = storable(stored.headers or ())
@@ -63,7 +63,7 @@ def replay(route: Route, operation: Operation, found: Replay, app: Flask) -> Res
         problem = ResponseNotKept()
         problem.headers = tuple(line for line in headers if line[0].lower() in POINTERS)
         raise problem
-    response = app.response_class([stored.body], stored.status, content_type="")
+    response = current.state.app.response_class([stored.body], stored.status, content_type="")
     response.headers.clear()  # a response may have been stored without a Content-Type
     for name, value in headers:
         response.headers.add(name, value)

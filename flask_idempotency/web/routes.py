@@ -54,19 +54,20 @@ class AppState(Databases):
         super().__post_init__()
         _states.add(self)
         self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
-        self.observed_records = self.own_records.briefly()  # for requests that are only observed
-        self.observer = DecisionEngine(self.observed_records, Lock(), self.sealer, time)
+        self.observer = self._engine(self.own_records.briefly())  # for requests that are only observed
         purges = self.settings.purge and self.settings.has_table
         self.purge = Purge(self.own_records) if purges else None
         # Whether the database's encoding has all characters of a name: asked once for each.
         self.can_hold = lru_cache(self.records.can_hold)
 
-    def of_test(self) -> tuple[Records, DecisionEngine] | None:
-        """The same in the transaction of a test that has bound ``db.session`` to its connection."""
+    def of_test(self) -> DecisionEngine | None:
+        """That of a test, in the transaction of whose connection ``db.session`` works."""
         if self.in_test is None or (connection := self.connection_of_test()) is None:
             return None
-        records = self.in_test(connection)
-        return records, DecisionEngine(records, Lock(), self.sealer, time)
+        return self._engine(self.in_test(connection))
+
+    def _engine(self, records: Records) -> DecisionEngine:
+        return DecisionEngine(records, Lock(), self.sealer, time)
 
 
 def states() -> list[AppState]:

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,18 +15,12 @@ from flask import Response, current_app
 from flask_idempotency.core import errors
 from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.rows import legible
+from flask_idempotency.core.records import legible
 from flask_idempotency.flask_context import present_context
 from flask_idempotency.session.transaction import innermost
 
 from .attempt import Attempt
-from .request import (
-    Request,
-    is_in_thread_of_request,
-    new_claim,
-    new_operation,
-    present_operation,
-)
+from .request import Request, is_in_thread_of_request, present_operation
 from .routes import AppState, app_state, resolved, supported
 from .settings import NOT_GIVEN, Route, RunOptions, read_options
 from .signals import reject
@@ -61,10 +56,9 @@ def run(
     current.make_response, current.registered = partial(_response_of, state), list
     try:
         with _alone_in_context():
-            operation = new_operation(route, _read_scope(state, scope), key)
             sent = encoded(payload, "the payload of run()", errors.ConfigurationError, sort_keys=True)
-            claim = new_claim(state, route, operation, by_value(sent))
-            entered = claim_or_answer(current, operation, claim)
+            claim = current.claim_of(_read_scope(state, scope), key, by_value(sent))
+            entered = claim_or_answer(current, claim)
             if entered is None:  # the database is unavailable, and the settings allow going on without
                 return function(*args)
             if isinstance(entered, Attempt):
@@ -109,7 +103,7 @@ def _read_route(state: AppState, function: Callable[..., Any], options: RunOptio
         raise errors.ConfigurationError(
             "run() cannot await an async def function: pass a plain one that calls asyncio.run"
         )
-    route = read_options(options, RunOptions.__annotations__)
+    route = replace(read_options(options, RunOptions.__annotations__), enforce=True)
     return supported(state, resolved(state, route, options.get("name") or _name(function)))
 
 

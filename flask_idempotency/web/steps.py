@@ -19,7 +19,7 @@ from typing import Any, cast
 from flask_idempotency.core import errors
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.rows import legible
+from flask_idempotency.core.records import legible
 from flask_idempotency.session.joining import to_continue
 from flask_idempotency.session.leftovers import holds_changes, refuse_changes, undo
 from flask_idempotency.session.operation import OpenTransaction, Operation

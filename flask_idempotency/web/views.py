@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
+from random import random
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 import flask
@@ -28,7 +29,6 @@ from flask import Flask, Response, views
 from flask_idempotency.core.engine import DecisionEngine, Execution
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, Problem, StoreUnavailable
 from flask_idempotency.core.machine import Phase
-from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim
 from flask_idempotency.flask_context import (
     needed_app,
@@ -38,12 +38,12 @@ from flask_idempotency.flask_context import (
 )
 from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
-from flask_idempotency.session.operation import Operation, running_operation
+from flask_idempotency.session.operation import running_operation
 
 from . import signals
 from .attempt import Attempt, LeasedAttempt
 from .observe import observe
-from .request import Request, found_for_old, is_home, is_outermost_request
+from .request import Request, is_home, is_outermost_request
 from .response import answer, handle_problem, keep_from_caches, replay
 from .routes import (
     ROUTE,
@@ -158,7 +158,7 @@ def before(state: AppState, endpoint: str | None, _values: object) -> None:
     if route is None:
         return
     try:
-        current.prepare(request, route)
+        current.begin(route, request)
     except Exception:
         if route.enforce:
             raise
@@ -201,7 +201,8 @@ def after(process: Callable[..., Response], *given: Any) -> Response:
     if attempt is not None and attempt.phase is Phase.WAITING:
         attempt.complete(response)
     purge = current.state.purge
-    if purge is not None and current.attempt is not None and purge.is_due():
+    # At random, so that workers do not meet.
+    if purge is not None and current.attempt is not None and random() * purge.every < 1:  # noqa: S311
         response.call_on_close(purge)
     if current.is_replay:
         keep_from_caches(response)
@@ -244,7 +245,7 @@ def enter(route: Route) -> Attempt | Response | None:
         if not route.applies_to(request.method):
             return None
         found = resolved(state, route, request.endpoint or "")
-        current.prepare(request, supported(state, found) if found.enforce else found)
+        current.begin(supported(state, found) if found.enforce else found, request)
     if not current.route.enforce:
         observe(current, request)
         return None
@@ -254,12 +255,12 @@ def enter(route: Route) -> Attempt | Response | None:
 def _entered(current: Request, request: flask.Request) -> Attempt | Response | None:
     """Claim what the request is about."""
     try:
-        operation = current.identify(request)
-        if operation is None:
-            if not current.skipped:
-                signals.conclude(signals.operation_unprotected, current)
-            return None
-        return claim_or_answer(current, operation, current.claim_for(request, operation))
+        claim = current.claim_for(request)
+        if claim is not None:
+            return claim_or_answer(current, claim)
+        if not current.skipped:
+            signals.conclude(signals.operation_unprotected, current)
+        return None
     except Problem as problem:
         return handle_problem(current, problem)
     except Exception as error:
@@ -281,13 +282,12 @@ def _refuse_second(current: Request) -> NoReturn:
     raise mistake
 
 
-def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Attempt | Response | None:
+def claim_or_answer(current: Request, claim: Claim) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     state, route, current.claim = current.state, current.route, claim
     try:
-        records, engine, claim = _placed(state, route, claim)
-        found = found_for_old(records, route, operation, claim)
-        decision = engine.decide(claim, route.wait, on_interrupted=route.on_interrupted, found=found)
+        engine, claim = _placed(state, route, claim)
+        decision = engine.decide(claim, route.wait, on_interrupted=route.on_interrupted)
     except NotAtomic:
         if route.atomic and is_outermost_request():
             undo(state.sessions.present())  # nobody commits what was to commit with the view
@@ -301,29 +301,29 @@ def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Att
         return None
     if isinstance(decision, Execution):
         kind = Attempt if route.atomic else LeasedAttempt
-        return kind(current, operation, decision).open()
+        return kind(current, decision).open()
     if state.tracing is not None:
         state.tracing.link(decision.response)
-    response = replay(route, operation, decision, state.app)
+    response = replay(current, decision)
     current.is_replay = True
     facts = {"attempt": decision.attempt, "status": decision.response.status}
     signals.conclude(signals.operation_replayed, current, **facts)
     return response
 
 
-def _placed(state: AppState, route: Route, claim: Claim) -> tuple[Records, DecisionEngine, Claim]:
+def _placed(state: AppState, route: Route, claim: Claim) -> tuple[DecisionEngine, Claim]:
     """Where to claim, and the connection whose transaction an atomic operation is to continue.
 
     Raises ``NotAtomic`` for open work that an operation with a lease would meet or end.
     """
-    if state.app.config["TESTING"] and (test := state.of_test()) is not None:
+    if state.app.config["TESTING"] and (engine := state.of_test()) is not None:
         refuse_inside(state)
         joining_session(state.sessions)
-        return *test, claim
+        return engine, claim
     if route.atomic:
         if (connection := to_continue(state)) is not None:
             claim = replace(claim, connection=connection)
-        return state.records, state.engine, claim
+        return state.engine, claim
     if state.blocks_records():
         raise NotAtomic(
             f"db.session had uncommitted writes when {claim.name} began. Until they are committed,"
@@ -333,4 +333,4 @@ def _placed(state: AppState, route: Route, claim: Claim) -> tuple[Records, Decis
         refuse_inside(state)
         if waits_for_commit(state.sessions.present()):
             refuse_changes(f"a view's request to its own application for {claim.name}")
-    return state.records, state.engine, claim
+    return state.engine, claim

@@ -90,7 +90,7 @@ def _ours(app: Flask, design: str) -> Any:
     app.config["IDEMPOTENCY_REDIS_URL"] = os.environ["REDIS_URL"]
     app.config["IDEMPOTENCY_WAIT"] = float(os.environ.get("FAULTS_WAIT", "0"))
     lock.PROBE_AFTER_SECONDS = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
-    purging.EVERY = 2
+    purging.Purge.every = 2
     if design != "ours":
         mutants.MUTANTS[design].apply(app)
     scope = None if design == "no_scope" else lambda: request.headers["X-User"]

@@ -17,8 +17,7 @@ from flask_idempotency.core import engine, machine
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Next, Situation
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.rows import claim_values
+from flask_idempotency.core.records import Claim, StoredResponse, claim_values
 from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.session.joining import JoiningSession
 from flask_idempotency.session.transaction import FIRST
@@ -28,7 +27,7 @@ from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.store import PostgresRecords
-from flask_idempotency.web import attempt
+from flask_idempotency.web import settings
 
 
 @dataclass(frozen=True)
@@ -195,8 +194,8 @@ def answer_not_stored(_app: Flask) -> None:
 
 def errors_kept(_app: Flask) -> None:
     """An answer of 500 is an answer, too."""
-    before = attempt.is_stored_by_default
-    attempt.is_stored_by_default = lambda status, atomic: status == 500 or before(status, atomic)
+    before = settings.is_stored_by_default
+    settings.is_stored_by_default = lambda status, atomic: status == 500 or before(status, atomic)
 
 
 def lost_commit_is_success(_app: Flask) -> None:

@@ -23,7 +23,7 @@ FILLED = "select count(*) from idempotency_record where name = 'filled'"
 
 @pytest.fixture(autouse=True)
 def _after_each_response(monkeypatch):
-    monkeypatch.setattr(purging, "EVERY", 1)
+    monkeypatch.setattr(purging.Purge, "every", 1)
 
 
 def respond(world):
@@ -61,13 +61,6 @@ def test_a_replay_or_a_problem_is_not_followed_by_one(world, left):
     for response in world.post(), world.post(json={"amount": 6}), world.post(key=None):
         response.close()
     assert world.sql(FILLED) == [(10,)]
-
-
-def test_about_one_first_request_in_fifty_is(world, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr(purging, "EVERY", 50)
-    after = world.app.extensions["idempotency"].purge
-    assert 800 < sum(after.is_due() for _ in range(50_000)) < 1200
 
 
 def test_what_has_not_expired_or_is_interrupted_stays(world, left):

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import SEALED, Claim, Headers, Record, State, StoredResponse
-from flask_idempotency.core.rows import claim_values, record_of, response_values
+from flask_idempotency.core.records import (
+    SEALED,
+    Claim,
+    Headers,
+    Record,
+    State,
+    StoredResponse,
+    claim_values,
+    record_of,
+    response_values,
+)
 
 CLAIM = Claim(b"k" * 23, "pay", Fingerprint(1, b"f" * 16), "owner", 60.0)
 JSON: Headers = (("Content-Type", "application/json"),)

@@ -18,8 +18,15 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
-from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.core.rows import claim_values, record_of, response_values, step_values
+from flask_idempotency.core.records import (
+    Claim,
+    Record,
+    StoredResponse,
+    claim_values,
+    record_of,
+    response_values,
+    step_values,
+)
 from flask_idempotency.drivers.raw_connection import (
     IDLE,
     Answer,

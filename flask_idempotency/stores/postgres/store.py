@@ -16,8 +16,7 @@ from typing import Any
 from sqlalchemy import Engine, Table
 
 from flask_idempotency.core.errors import RecordBroken, StoreUnavailable, TransactionConflict, sqlstate
-from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.core.rows import claim_values
+from flask_idempotency.core.records import Claim, Record, claim_values
 from flask_idempotency.drivers.raw_connection import Answer
 from flask_idempotency.stores.admin import Admin
 
