@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import flask.globals
@@ -44,6 +44,9 @@ needed_request: Callable[[], flask.Request] = flask.request._get_current_object 
 needed_app: Callable[[], flask.Flask] = flask.current_app._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001
 """The present application. Raises Flask's ``RuntimeError`` outside its context."""
 
+behind: Callable[[Any], Any] = methodcaller("_get_current_object")
+"""What a proxy such as ``flask.request`` stands for."""
+
 
 # Asked so often that Flask's proxies, and asking whether they are bound, would be felt.
 
@@ -64,12 +67,6 @@ def present_context() -> Any:
     """Return what identifies the present application context: its ``flask.g``, or None."""
     context = _cv_app.get(None)
     return None if context is None else context.g
-
-
-def behind(value: Any) -> Any:
-    """Return what a proxy such as ``flask.request`` stands for, and any other value as it is."""
-    is_proxy = type(value) is type(flask.request)
-    return value._get_current_object() if is_proxy else value  # noqa: SLF001
 
 
 def functions_after_request() -> list[Callable[[Any], Any]]:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.engine import Decision, DecisionEngine, Execution
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.web.request import present_operation
+from flask_idempotency.session.operation import running_operation
 from flask_idempotency.web.routes import AppState
 
 Point = Literal["after-claim", "in-view", "before-commit", "after-commit"]
@@ -56,7 +56,7 @@ def watched(state: AppState, watch: Watch) -> Iterator[None]:
     def commit(session: Session) -> None:
         inner_commit(session)
         execution = _execution.get()
-        if execution and present_operation() is not None and state.sessions.present() is session:
+        if execution and running_operation() is not None and state.sessions.present() is session:
             watch("in-view", execution)
 
     with (

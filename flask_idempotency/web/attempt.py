@@ -27,7 +27,7 @@ from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.leftovers import end_view, waits_for_commit
-from flask_idempotency.session.operation import OpenTransaction, Running
+from flask_idempotency.session.operation import OpenTransaction, Operation, Running
 from flask_idempotency.session.stray import warn_undone
 
 from . import signals
@@ -64,16 +64,16 @@ class Attempt:
     _waiting: StoredResponse  # its response, while it waits
     _has_run = False  # the view, or a part of it
 
-    def __init__(self, current: Request, execution: Execution) -> None:
+    def __init__(self, current: Request, operation: Operation, execution: Execution) -> None:
         self._state, self._route, self._current = current.state, current.route, current
-        self._operation, self._execution = current.operation, execution
+        self._operation, self._execution = operation, execution
         self._error: BaseException | None = None
         # What is registered with flask.after_this_request beyond these is the view's.
         self._registered = current.registered()
         self._outside = len(self._registered)
         self._own: frozenset[str] = frozenset()  # the headers of its response
         self.phase, current.open_attempt = Phase.OPEN, self
-        current.attempt = current.operation.attempt = execution.hold.attempt
+        current.attempt = operation.attempt = execution.hold.attempt
 
     def open(self) -> Attempt | Response:
         """Make everything ready for the view, or respond at once."""

@@ -33,12 +33,6 @@ PAUSE_SECONDS = 10.0
 """How long nothing is observed after a failure of the store. A request waits for it twice at most."""
 
 
-def observe(current: Request, request: flask.Request) -> None:
-    """Find out what would happen to a request; the first of its views counts."""
-    if current.observation is None and not current.skipped:
-        current.observation = Observed(current, request)
-
-
 class Observed(Subject):
     """What would have happened to one request: found out before its view, and told after it."""
 
@@ -56,26 +50,30 @@ class Observed(Subject):
     def _judge(self, current: Request, request: flask.Request) -> None:
         """Claim as enforcement would. Raises the problem that a client would have got."""
         state, route = self.state, self._route
-        claim = self.claim = current.claim_for(request)
-        if claim is None:
+        claimed = current.claim_for(request)
+        if claimed is None:
             self._facts["would"] = "unprotected"
-        if claim is None or self._is_paused():
+            return
+        operation, self.claim = claimed
+        if self._is_paused():
             return
         engine = state.of_test() or state.observer
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
         with asking():
-            decision = engine.decide(claim, on_interrupted=policy)
+            decision = engine.decide(self.claim, on_interrupted=policy)
         if isinstance(decision, Execution):
             self._execution = decision
             self.attempt = decision.hold.attempt
         else:
             self.attempt, self._facts["first_status"] = decision.attempt, decision.response.status
-            replay(current, decision)
+            replay(current, operation, decision)
             self._facts["would"] = "replayed"
 
     def finish(self, response: Response | None, error: BaseException | None) -> None:
         """The request has its ``response``, or ends with ``error``. Raises no ``Exception``."""
+        if self.has_outcome:
+            return
         status = None if response is None else response.status_code
         try:
             if self._execution is not None:

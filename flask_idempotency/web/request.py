@@ -89,13 +89,12 @@ class Request(Subject):
     """
 
     route: Route
-    operation: Operation  # from when its key is known
     dispatched: Route | None = None
     skipped = False  # so says protect(skip=...)
     body: Body | None = None  # from when it is known that it may be needed
     may_hold_key = False  # the request itself, in its body or elsewhere: then that wins over the header
     open_attempt: Any = None  # until it is over
-    observation: Any = None  # until it is told
+    observation: Any = None  # of the first of its views
     is_replay = False  # the response is a stored one
     is_view = False  # Flask itself has called the view: what it makes of an error is the response
     is_dispatched = False  # Flask calls its view, and our functions at its end
@@ -132,8 +131,8 @@ class Request(Subject):
         if self.body is None and (self.may_hold_key or self.state.header in request.environ):
             self.body = Body(request, media_type, refuses=route.enforce)
 
-    def claim_for(self, request: flask.Request) -> Claim | None:
-        """What the request claims; None if it has no key and needs none, or is skipped.
+    def claim_for(self, request: flask.Request) -> tuple[Operation, Claim] | None:
+        """What the request is about and claims; None if it has no key and needs none, or is skipped.
 
         Reads no body of an unauthenticated caller, except where a request without a key may pass.
         """
@@ -153,7 +152,8 @@ class Request(Subject):
             key, made = forms.read_field(key, self.state.app, route, scope)
         assert self.body is not None  # noqa: S101 -- there is a key
         body = self.body.read(request, route, self.state.settings)
-        return self.claim_of(scope, key, body.fingerprint(request, route), made)
+        fingerprint = body.fingerprint(request, route)
+        return new_claim(self.state, route, scope, key, fingerprint, made)
 
     def _found_key(self, request: flask.Request) -> tuple[str | None, bool]:
         """The key that the request itself holds, or that in the header; and if it is a form's field.
@@ -175,53 +175,53 @@ class Request(Subject):
         value = request.environ.get(self.state.header)
         return None if value is None else parse_key(value), False
 
-    def claim_of(
-        self, scope: Scope, key: str, fingerprint: fp.Fingerprint, made: float | None = None
-    ) -> Claim:
-        """Claim the operation that ``key`` stands for; ``made`` is when its form was.
 
-        Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
-        """
-        route, state, now = self.route, self.state, time.time()
-        born = birth_of(key) if made is None and route.refuse_old_keys else made
-        if born is not None and born > now + AHEAD_SECONDS:
-            born = None
-        if born is None and route.refuse_old_keys == REQUIRED:
-            raise KeyMalformed(
-                "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
-                " a UUID of version 7 (RFC 9562)."
-            )
-        if not route.name.isascii():
-            with suppress(StoreUnavailable):  # the claim meets that, too
-                if not state.can_hold(route.name):
-                    raise ConfigurationError(
-                        f"the encoding of the database cannot hold the name {route.name!r}: give the"
-                        " operation another one, name=..., of ASCII characters"
-                    )
-        ttl = route.ttl
-        if route.refuse_old_keys or born is not None:  # an old form is always refused
-            ttl += LONGER_SECONDS + max(0.0, (born or 0.0) - now)
-        owner = b2a_base64(urandom(OWNER_BYTES), newline=False).decode()
-        namespace = route.namespace
-        if not route.enforce:
-            namespace, owner = observed_namespace(namespace), OBSERVED + owner
-        self.operation = Operation(route.name, namespace, scope, key, attempt=0)
-        return Claim(
-            key=hash_key(namespace, route.name, scope, key),
-            name=route.name,
-            fingerprint=state.sealer.keyed(fingerprint),
-            owner=owner,
-            ttl_seconds=ttl,
-            lease_seconds=None if route.atomic and route.enforce else route.lease,
-            max_attempts=route.max_attempts,
-            retried_seconds=route.ttl,
-            too_old_at=None if born is None else born + route.ttl,
+def new_claim(
+    state: AppState,
+    route: Route,
+    scope: Scope,
+    key: str,
+    fingerprint: fp.Fingerprint,
+    made: float | None = None,
+) -> tuple[Operation, Claim]:
+    """The operation that ``key`` stands for, and its claim; ``made`` is when its form was.
+
+    Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
+    """
+    now = time.time()
+    born = birth_of(key) if made is None and route.refuse_old_keys else made
+    if born is not None and born > now + AHEAD_SECONDS:
+        born = None
+    if born is None and route.refuse_old_keys == REQUIRED:
+        raise KeyMalformed(
+            "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
+            " a UUID of version 7 (RFC 9562)."
         )
-
-    def end_observation(self, response: Any, error: BaseException | None) -> None:
-        """Tell what would have happened, as that was to be observed."""
-        observation, self.observation = self.observation, None
-        observation.finish(response, error)
+    if not route.name.isascii():
+        with suppress(StoreUnavailable):  # the claim meets that, too
+            if not state.can_hold(route.name):
+                raise ConfigurationError(
+                    f"the encoding of the database cannot hold the name {route.name!r}: give the"
+                    " operation another one, name=..., of ASCII characters"
+                )
+    ttl = route.ttl
+    if route.refuse_old_keys or born is not None:  # an old form is always refused
+        ttl += LONGER_SECONDS + max(0.0, (born or 0.0) - now)
+    owner = b2a_base64(urandom(OWNER_BYTES), newline=False).decode()
+    namespace = route.namespace
+    if not route.enforce:
+        namespace, owner = observed_namespace(namespace), OBSERVED + owner
+    return Operation(route.name, namespace, scope, key, attempt=0), Claim(
+        key=hash_key(namespace, route.name, scope, key),
+        name=route.name,
+        fingerprint=state.sealer.keyed(fingerprint),
+        owner=owner,
+        ttl_seconds=ttl,
+        lease_seconds=None if route.atomic and route.enforce else route.lease,
+        max_attempts=route.max_attempts,
+        retried_seconds=route.ttl,
+        too_old_at=None if born is None else born + route.ttl,
+    )
 
 
 _OUTERMOST = "_flask_idempotency_request"
@@ -230,12 +230,6 @@ _OUTERMOST = "_flask_idempotency_request"
 def is_home(ours: Request) -> bool:
     """Return True if the context is the request's own: not a copy of it, nor another thread."""
     return ours.home == (id(present_context()), get_ident())
-
-
-def existing_request() -> Request | None:
-    """Ours of the present request, if the extension has had to do with it."""
-    ours: Request | None = getattr(present_request(), "_flask_idempotency", None)
-    return ours
 
 
 def is_outermost_request() -> bool:
@@ -248,27 +242,21 @@ def is_in_thread_of_request() -> bool:
 
     An async view is not: its event loop may be in a thread of its own, but the request waits for it.
     """
-    ours = existing_request()
+    ours: Request | None = getattr(present_request(), "_flask_idempotency", None)
     if ours is None or ours.home is None or is_home(ours) or ours.home[0] != id(present_context()):
         return False
     return asyncio._get_running_loop() is None  # noqa: SLF001 -- in asyncio's own __all__
 
 
-def present_operation() -> Operation | None:
-    """The operation that runs in this request, atomic or not."""
-    running = running_operation()
-    return None if running is None else running.operation
-
-
 def _current() -> Operation:
-    operation = present_operation()
-    if operation is None:
+    running = running_operation()
+    if running is None:
         raise RuntimeError(
             "current_operation is only there while a view protected by @idempotent runs for a request"
             " with a key, or a function in Idempotency.run(): not in a view that is only observed"
             " (IDEMPOTENCY_ENFORCE or enforce=False), nor in a process that was forked in a view"
         )
-    return operation
+    return running.operation
 
 
 current_operation = cast("Operation", LocalProxy(_current))

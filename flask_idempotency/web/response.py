@@ -20,6 +20,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
 from flask_idempotency.flask_context import needed_app, present_request
+from flask_idempotency.session.operation import Operation
 
 from .request import Request
 from .routes import AppState, app_state
@@ -48,14 +49,14 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     return StoredResponse(status, storable(response.headers), None if too_large else body)
 
 
-def replay(current: Request, found: Replay) -> Response:
+def replay(current: Request, operation: Operation, found: Replay) -> Response:
     """The stored response again.
 
     Raises ``ReplayForbidden``, or ``ResponseNotKept`` if its body was too large to store.
     """
-    current.operation.attempt, stored = found.attempt, found.response
+    operation.attempt, stored = found.attempt, found.response
     authorize = current.route.authorize_replay
-    if authorize is not None and not authorize(current.operation):
+    if authorize is not None and not authorize(operation):
         raise ReplayForbidden
     # Filtered again: somebody else may have written the record.
     headers = storable(stored.headers or ())

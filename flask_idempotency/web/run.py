@@ -17,10 +17,11 @@ from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import legible
 from flask_idempotency.flask_context import present_context
+from flask_idempotency.session.operation import running_operation
 from flask_idempotency.session.transaction import innermost
 
 from .attempt import Attempt
-from .request import Request, is_in_thread_of_request, present_operation
+from .request import Request, is_in_thread_of_request, new_claim
 from .routes import AppState, app_state, resolved, supported
 from .settings import NOT_GIVEN, Route, RunOptions, read_options
 from .signals import reject
@@ -44,10 +45,10 @@ def run(
     route = _read_route(state, function, options)
     if not isinstance(key, str) or not key:
         raise errors.KeyMalformed("The key is not a string of at least one character.")
-    if (outer := present_operation()) is not None:
+    if (outer := running_operation()) is not None:
         raise errors.IdempotencyError(
-            f"run() was called inside the operation {outer.name}: call the function itself, as a part"
-            " of that, or call run() afterwards"
+            f"run() was called inside the operation {outer.operation.name}: call the function itself,"
+            " as a part of that, or call run() afterwards"
         )
     if not state.settings.enabled:
         return function(*args)
@@ -57,8 +58,8 @@ def run(
     try:
         with _alone_in_context():
             sent = encoded(payload, "the payload of run()", errors.ConfigurationError, sort_keys=True)
-            claim = current.claim_of(_read_scope(state, scope), key, by_value(sent))
-            entered = claim_or_answer(current, claim)
+            claimed = new_claim(state, route, _read_scope(state, scope), key, by_value(sent))
+            entered = claim_or_answer(current, *claimed)
             if entered is None:  # the database is unavailable, and the settings allow going on without
                 return function(*args)
             if isinstance(entered, Attempt):

@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 from uuid import UUID
 
 from flask import Request, Response
 from sqlalchemy import Engine, SingletonThreadPool, StaticPool
+from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import AUTOCOMMIT, ConfigurationError, ScopeUnknown, shown
 from flask_idempotency.core.fingerprint import parse_pointer
@@ -302,10 +303,12 @@ class Route:
         """
         if self.scope is None:
             return None
-        scope: Scope = behind(self.scope())  # "is None" tells nothing of a proxy
+        scope: Any = self.scope()
+        if isinstance(scope, LocalProxy):  # "is None" tells nothing of it
+            scope = behind(scope)
         if required and (scope is None or scope == ""):
             raise ScopeUnknown
-        return scope
+        return cast("Scope", scope)
 
     def is_stored(self, response: Response) -> bool:
         """Return True if the response is stored: so says the option ``store``, or else its status."""

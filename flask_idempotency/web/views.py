@@ -38,11 +38,11 @@ from flask_idempotency.flask_context import (
 )
 from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
-from flask_idempotency.session.operation import running_operation
+from flask_idempotency.session.operation import Operation, running_operation
 
 from . import signals
 from .attempt import Attempt, LeasedAttempt
-from .observe import observe
+from .observe import Observed
 from .request import Request, is_home, is_outermost_request
 from .response import answer, handle_problem, keep_from_caches, replay
 from .routes import (
@@ -196,7 +196,7 @@ def after(process: Callable[..., Response], *given: Any) -> Response:
         return response
     current: Request = request._flask_idempotency  # type: ignore[attr-defined]  # noqa: SLF001
     if current.observation is not None:
-        current.end_observation(response, None)
+        current.observation.finish(response, None)
     attempt = current.open_attempt
     if attempt is not None and attempt.phase is Phase.WAITING:
         attempt.complete(response)
@@ -223,7 +223,7 @@ def end(error: BaseException | None) -> None:
     if current.open_attempt is not None:
         current.open_attempt.unanswered(error)
     if current.observation is not None:
-        current.end_observation(None, error)
+        current.observation.finish(None, error)
 
 
 def enter(route: Route) -> Attempt | Response | None:
@@ -247,7 +247,8 @@ def enter(route: Route) -> Attempt | Response | None:
         found = resolved(state, route, request.endpoint or "")
         current.begin(supported(state, found) if found.enforce else found, request)
     if not current.route.enforce:
-        observe(current, request)
+        if current.observation is None and not current.skipped:
+            current.observation = Observed(current, request)
         return None
     return _entered(current, request)
 
@@ -255,9 +256,9 @@ def enter(route: Route) -> Attempt | Response | None:
 def _entered(current: Request, request: flask.Request) -> Attempt | Response | None:
     """Claim what the request is about."""
     try:
-        claim = current.claim_for(request)
-        if claim is not None:
-            return claim_or_answer(current, claim)
+        claimed = current.claim_for(request)
+        if claimed is not None:
+            return claim_or_answer(current, *claimed)
         if not current.skipped:
             signals.conclude(signals.operation_unprotected, current)
         return None
@@ -282,7 +283,7 @@ def _refuse_second(current: Request) -> NoReturn:
     raise mistake
 
 
-def claim_or_answer(current: Request, claim: Claim) -> Attempt | Response | None:
+def claim_or_answer(current: Request, operation: Operation, claim: Claim) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     state, route, current.claim = current.state, current.route, claim
     try:
@@ -301,10 +302,10 @@ def claim_or_answer(current: Request, claim: Claim) -> Attempt | Response | None
         return None
     if isinstance(decision, Execution):
         kind = Attempt if route.atomic else LeasedAttempt
-        return kind(current, decision).open()
+        return kind(current, operation, decision).open()
     if state.tracing is not None:
         state.tracing.link(decision.response)
-    response = replay(current, decision)
+    response = replay(current, operation, decision)
     current.is_replay = True
     facts = {"attempt": decision.attempt, "status": decision.response.status}
     signals.conclude(signals.operation_replayed, current, **facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from functools import partial
+from dataclasses import replace
 from typing import Any
 from weakref import WeakMethod
 
@@ -116,9 +116,11 @@ class PostgresHold:
     ) -> PostgresHold | Record | None:
         """Send ``first`` and begin the transaction that locks the row.
 
-        If that is somebody else's, this returns the record, or None where it was not read. Where a
-        listener of the pool has begun a transaction, that is continued.
+        If that is somebody else's, this returns the record, or None where it was not read. Where the
+        claim names a connection, or a listener of the pool has begun a transaction, that is continued.
         """
+        if claim.connection is not None:
+            return cls.inside(messages, claim, claim.connection, first, lock, **more)
         values = {**claim_values(claim), **more}
 
         def use() -> PostgresHold | Record | None:
@@ -315,11 +317,9 @@ class PostgresLease(Lease):
 
     def open_step(self, connection: Connection | None = None) -> PostgresHold:
         """A transaction that holds the row, for one step: that of a connection, or a new one."""
-        begin = partial(PostgresHold.begin, self._for_steps, self._claim)
-        if connection is not None:
-            begin = partial(PostgresHold.inside, self._for_steps, self._claim, connection)
+        claim = replace(self._claim, connection=connection)
         for _ in range(2):
-            hold = begin("", statements.WAIT_AND_LOCK)
+            hold = PostgresHold.begin(self._for_steps, claim, "", statements.WAIT_AND_LOCK)
             if isinstance(hold, PostgresHold):
                 return hold
             # Nothing is lost if only a renewal, or another step of ours, was in the way.

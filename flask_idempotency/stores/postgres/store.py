@@ -83,7 +83,7 @@ class PostgresRecords:
         """
         try:
             if claim.lease_seconds is None:
-                return self._hold(claim, statements.CLAIM)
+                return PostgresHold.begin(self.messages, claim, statements.CLAIM)
             return self._lease(claim, statements.CLAIM_LEASE)
         except StoreUnavailable as error:
             is_read_only = sqlstate(error.__cause__) == READ_ONLY
@@ -94,7 +94,8 @@ class PostgresRecords:
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | Record | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
         if claim.lease_seconds is None:
-            return self._hold(claim, statements.TAKE_OVER, seen=as_seen.owner)
+            take, seen = statements.TAKE_OVER, as_seen.owner
+            return PostgresHold.begin(self.messages, claim, take, seen=seen)
         return self._lease(claim, statements.TAKE_LEASE, seen=as_seen.owner)
 
     def wait(self, key: bytes, seconds: float) -> None:
@@ -111,11 +112,6 @@ class PostgresRecords:
     def lease_of(self, claim: Claim, attempt: int) -> PostgresLease:
         """The hold of a claim whose lease is in the record."""
         return PostgresLease(self.messages, claim, attempt=attempt)
-
-    def _hold(self, claim: Claim, first: str, **more: Any) -> PostgresHold | Record | None:
-        if claim.connection is not None:
-            return PostgresHold.inside(self.messages, claim, claim.connection, first, **more)
-        return PostgresHold.begin(self.messages, claim, first, **more)
 
     def _ask(self, none: frozenset[str], template: str, values: dict[str, Any]) -> Answer:
         """The answer to a message; no rows if it fails with one of these SQLSTATEs."""
