@@ -66,6 +66,24 @@ class StoredResponse:
         """Return True if this is encrypted."""
         return self.headers is None and (self.body or b"").startswith(SEALED)
 
+    def values(
+        self, *, state: State = State.COMPLETED, waits: bool = False, late: bool = True
+    ) -> dict[str, Any]:
+        """The same as the statements take it. ``waits``: see ``Lease.complete``.
+
+        ``late`` says that its retention begins now, not with the claim.
+        """
+        headers = self.headers
+        text = None if headers is None else _WORDS.get(headers) or json.dumps(headers)
+        return {
+            "state": state.value,
+            "status": self.status,
+            "headers": text,
+            "body": self.body,
+            "waits": waits,
+            "late": late,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -93,6 +111,18 @@ class Claim:
     too_old_at: float | None = None
     pid: int = field(default_factory=getpid, repr=False, compare=False)
     connection: Any = field(default=None, repr=False, compare=False)
+
+    def values(self) -> dict[str, Any]:
+        """The same as the statements take it."""
+        return {
+            "key": self.key,
+            "name": self.name,
+            "version": self.fingerprint.algorithm,
+            "digest": self.fingerprint.digest,
+            "owner": self.owner,
+            "ttl": self.ttl_seconds,
+            "lease": self.lease_seconds,
+        }
 
     def is_inherited(self) -> bool:
         """Return True in a process that was forked since the claim was made: it is the parent's."""
@@ -130,6 +160,32 @@ class Record:
     age: float = field(default=0.0, compare=False)
     released: float | None = field(default=None, compare=False)
 
+    @classmethod
+    def read(cls, key: bytes, fields: Mapping[str, Any]) -> Record:
+        """The record whose fields these are, a fingerprint's and a response's one by one.
+
+        Numbers may be texts. Raises ``RecordBroken``.
+        """
+        try:
+            left, released = fields["lease_left"], fields["released"]
+            released_attempt = fields["released_attempt"]
+            return cls(
+                bytes(key),
+                fields["name"],
+                State(fields["state"]),
+                Fingerprint(int(fields["version"]), bytes(fields["digest"])),
+                int(fields["attempt"]),
+                fields["owner"],
+                expired=fields["expired"] in (1, "1"),
+                lease_left=None if left is None else _finite(float(left)),
+                response=_response_of(fields),
+                released_attempt=None if released_attempt is None else int(released_attempt),
+                age=_finite(float(fields["age"])),
+                released=None if released is None else _finite(float(released)),
+            )
+        except _ILLEGIBLE as error:  # not by the context: every replay comes here
+            raise RecordBroken from error
+
 
 # As rows, and back.
 
@@ -142,38 +198,6 @@ USUAL_HEADERS: dict[str, Headers] = {
 bytes. Stored records hold the words: one may be added, but none may ever stand for something else."""
 
 _WORDS = {headers: word for word, headers in USUAL_HEADERS.items()}
-
-
-def claim_values(claim: Claim) -> dict[str, Any]:
-    """A claim as the statements take it."""
-    return {
-        "key": claim.key,
-        "name": claim.name,
-        "version": claim.fingerprint.algorithm,
-        "digest": claim.fingerprint.digest,
-        "owner": claim.owner,
-        "ttl": claim.ttl_seconds,
-        "lease": claim.lease_seconds,
-    }
-
-
-def response_values(
-    response: StoredResponse, *, state: State = State.COMPLETED, waits: bool = False, late: bool = True
-) -> dict[str, Any]:
-    """A response as the statements take it. ``waits``: see ``Lease.complete``.
-
-    ``late`` says that its retention begins now, not with the claim.
-    """
-    headers = response.headers
-    text = None if headers is None else _WORDS.get(headers) or json.dumps(headers)
-    return {
-        "state": state.value,
-        "status": response.status,
-        "headers": text,
-        "body": response.body,
-        "waits": waits,
-        "late": late,
-    }
 
 
 def step_values(step: str, attempt: int, result: bytes | None) -> dict[str, Any]:
@@ -222,32 +246,6 @@ def legible() -> Iterator[None]:
 
 
 _ILLEGIBLE = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
-
-
-def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
-    """The record whose fields these are, a fingerprint's and a response's one by one.
-
-    Numbers may be texts. Raises ``RecordBroken``.
-    """
-    try:
-        left, released = fields["lease_left"], fields["released"]
-        released_attempt = fields["released_attempt"]
-        return Record(
-            bytes(key),
-            fields["name"],
-            State(fields["state"]),
-            Fingerprint(int(fields["version"]), bytes(fields["digest"])),
-            int(fields["attempt"]),
-            fields["owner"],
-            expired=fields["expired"] in (1, "1"),
-            lease_left=None if left is None else _finite(float(left)),
-            response=_response_of(fields),
-            released_attempt=None if released_attempt is None else int(released_attempt),
-            age=_finite(float(fields["age"])),
-            released=None if released is None else _finite(float(released)),
-        )
-    except _ILLEGIBLE as error:  # not by the context: every replay comes here
-        raise RecordBroken from error
 
 
 def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
-from flask_idempotency.core.records import Claim, Record, claim_values, record_of
+from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, raw_of
 from flask_idempotency.session.transaction import OperationTransaction
 
@@ -110,7 +110,7 @@ class RecordsInTest:
         """The record."""
         sql = self._messages.sql
         rows = self._messages.fetch(sql.look, {"key": key})
-        return record_of(key, dict(zip(sql.looked, rows[0], strict=True))) if rows else None
+        return Record.read(key, dict(zip(sql.looked, rows[0], strict=True))) if rows else None
 
     def claim(self, claim: Claim) -> _Hold | _Lease | None:
         """Insert the record and hold it."""
@@ -125,7 +125,7 @@ class RecordsInTest:
         time.sleep(min(seconds, 0.01))
 
     def _hold(self, claim: Claim, first: str, **more: Any) -> _Hold | _Lease | None:
-        messages, values = self._messages, claim_values(claim)
+        messages, values = self._messages, claim.values()
         running = _running.get(messages.connection, claim.key)
         if running != claim.key:
             raise NotAtomic(_ONE_AT_A_TIME)

@@ -6,15 +6,7 @@ from threading import Lock
 from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable, sqlstate
-from flask_idempotency.core.records import (
-    Claim,
-    State,
-    StoredResponse,
-    claim_values,
-    response_values,
-    step_values,
-    steps_of,
-)
+from flask_idempotency.core.records import Claim, State, StoredResponse, step_values, steps_of
 
 LOCK_NOT_AVAILABLE = "55P03"
 
@@ -31,12 +23,12 @@ class Lease:
         self.attempt = attempt
         self._messages, self._claim, self._open = messages, claim, True
         self._lock = Lock()
-        self._values = claim_values(claim)
+        self._values = claim.values()
 
     def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response; as failed if its status is 500 or more."""
         state = State.FAILED if response.status >= 500 else State.COMPLETED
-        self._change(self._messages.sql.finish, **response_values(response, state=state, waits=waits))
+        self._change(self._messages.sql.finish, **response.values(state=state, waits=waits))
         self._open = False
 
     def abandon(self) -> None:

@@ -38,8 +38,6 @@ from flask_idempotency.core.records import (
     State,
     StoredResponse,
     legible,
-    record_of,
-    response_values,
     step_values,
     steps_of,
 )
@@ -127,7 +125,7 @@ class Stored:
             "age": self.ago("created"),
             "released": self.ago("released"),
         }
-        return record_of(self.key, {**self.fields, **values, **other})
+        return Record.read(self.key, {**self.fields, **values, **other})
 
     @legible()
     def line(self) -> admin.Line:
@@ -503,7 +501,7 @@ def _answered(seen: Stored, response: StoredResponse, **fields: Any) -> Stored:
     answer = {
         "state": (State.FAILED if response.status >= 500 else State.COMPLETED).value,
         "status": response.status,
-        "headers": response_values(response)["headers"],
+        "headers": response.values()["headers"],
         "bytes": None if response.body is None else len(response.body),
         "completed": seen.now,
     }

@@ -26,7 +26,7 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.records import SEALED_TEXT, Claim, response_values
+from flask_idempotency.core.records import SEALED_TEXT, Claim
 
 from .admin import (
     ADD,
@@ -147,7 +147,7 @@ class SqlAdmin:
         """End it as an operator decided."""
         empty = {"status": None, "headers": None, "body": None}
         values = {
-            **(empty if verdict.response is None else response_values(verdict.response)),
+            **(empty if verdict.response is None else verdict.response.values()),
             "key": verdict.key,
             "owner": verdict.owner,
             "ttl": verdict.ttl_seconds,

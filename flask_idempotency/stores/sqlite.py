@@ -27,16 +27,7 @@ from flask_idempotency.core.errors import (
     RecordBroken,
     StoreUnavailable,
 )
-from flask_idempotency.core.records import (
-    Claim,
-    Record,
-    State,
-    StoredResponse,
-    claim_values,
-    record_of,
-    response_values,
-    step_values,
-)
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse, step_values
 from flask_idempotency.drivers import sqlite
 from flask_idempotency.drivers.raw_connection import IDLE, Values, give_back
 from flask_idempotency.session.transaction import FIRST, OperationTransaction
@@ -231,7 +222,7 @@ class SqliteHold:
         writing, hold = messages.begin(connection), None
         try:
             attempt = messages.prepared(SQL.attempt)
-            row = writing.raw.driver.execute(attempt, claim_values(claim)).fetchone()
+            row = writing.raw.driver.execute(attempt, claim.values()).fetchone()
             if row is not None:
                 writing.raw.driver.execute(f"SAVEPOINT {FIRST}")
                 writing.raw.guard()
@@ -260,7 +251,7 @@ class SqliteHold:
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit."""
-        self._finish(self._messages.sql.finish, response_values(response))
+        self._finish(self._messages.sql.finish, response.values())
 
     def record(self, step: str, result: bytes | None) -> None:
         """Record the step and commit."""
@@ -278,7 +269,7 @@ class SqliteHold:
             if found := self.explain(None):
                 raise found
             transaction.flush()
-            every = {**claim_values(self._claim), **values}
+            every = {**self._claim.values(), **values}
             if transaction.raw.send(messages.prepared(template), every)[1] == 0:
                 raise LeaseLost
             self._commit()
@@ -332,7 +323,7 @@ class SqliteRecords:
         """The record, in one plain read."""
         rows = self.messages.fetch(self.messages.sql.look, {"key": key})
         fields = self.messages.sql.looked
-        return record_of(key, dict(zip(fields, rows[0], strict=True))) if rows else None
+        return Record.read(key, dict(zip(fields, rows[0], strict=True))) if rows else None
 
     def claim(self, claim: Claim) -> SqliteHold | SqliteLease | Record | None:
         """Insert the record and commit that; then hold it. A replay waits for no other writer."""
@@ -342,7 +333,7 @@ class SqliteRecords:
         if transaction is None:
             return None
         with self.messages.writing(transaction) as run:
-            inserted = run(SQL.insert, claim_values(claim)).rowcount
+            inserted = run(SQL.insert, claim.values()).rowcount
         return self._hold(claim) if inserted else None
 
     def take_over(self, claim: Claim, as_seen: Record) -> SqliteHold | SqliteLease | None:
@@ -352,7 +343,7 @@ class SqliteRecords:
         except StoreUnavailable:
             return None  # somebody writes: its holder, perhaps
         with self.messages.writing(transaction) as run:
-            taken = run(SQL.take_over, {**claim_values(claim), "seen": as_seen.owner}).rowcount
+            taken = run(SQL.take_over, {**claim.values(), "seen": as_seen.owner}).rowcount
         return self._hold(claim) if taken else None
 
     def wait(self, key: bytes, seconds: float) -> None:
@@ -377,7 +368,7 @@ class SqliteRecords:
     def _hold(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         if claim.lease_seconds is None:
             return SqliteHold.open(self.messages, claim, _place(claim))
-        rows = self.messages.fetch(SQL.attempt, claim_values(claim))
+        rows = self.messages.fetch(SQL.attempt, claim.values())
         return SqliteLease(self.messages, claim, attempt=rows[0][0]) if rows else None
 
 

@@ -17,7 +17,7 @@ from flask_idempotency.core import engine, machine
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Next, Situation
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.core.records import Claim, StoredResponse, claim_values
+from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.session.joining import JoiningSession
 from flask_idempotency.session.transaction import FIRST
@@ -68,7 +68,7 @@ def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     held = (claim.owner, "1", str(xid), "false", "on", "read committed")
     row = dict(zip(statements.LOCKED, held, strict=True))
     connection: Any = Connection(engine, pooled)
-    return PostgresHold(messages, claim, connection, raw, row, claim_values(claim))
+    return PostgresHold(messages, claim, connection, raw, row, claim.values())
 
 
 def empty_is_free(_app: Flask) -> None:

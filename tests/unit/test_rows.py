@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import (
-    SEALED,
-    Claim,
-    Headers,
-    Record,
-    State,
-    StoredResponse,
-    claim_values,
-    record_of,
-    response_values,
-)
+from flask_idempotency.core.records import SEALED, Claim, Headers, Record, State, StoredResponse
 
 CLAIM = Claim(b"k" * 23, "pay", Fingerprint(1, b"f" * 16), "owner", 60.0)
 JSON: Headers = (("Content-Type", "application/json"),)
@@ -25,10 +15,10 @@ CREATED: Headers = (*JSON, ("Location", "/payments/1"))
 
 def stored_and_read(response: StoredResponse) -> Record:
     """A completed record of the response, as a store reads it."""
-    values = {**claim_values(CLAIM), **response_values(response)}
+    values = {**CLAIM.values(), **response.values()}
     more = {"state": "completed", "attempt": 1, "expired": 0, "age": "1.5"}
     more |= dict.fromkeys(["lease_left", "released", "released_attempt"])
-    return record_of(CLAIM.key, {**values, **more})
+    return Record.read(CLAIM.key, {**values, **more})
 
 
 @pytest.mark.parametrize("headers", [JSON, HTML, CREATED, JSON + JSON, (), None])
@@ -45,4 +35,4 @@ def test_a_response_is_read_as_it_was_stored(headers: Headers | None, body: byte
 @pytest.mark.parametrize(("headers", "word"), [(JSON, '"json"'), (HTML, '"html"')])
 def test_the_word_for_usual_headers_never_changes(headers: Headers, word: str) -> None:
     # Records that were stored by an earlier release hold it.
-    assert response_values(StoredResponse(200, headers, b""))["headers"] == word
+    assert StoredResponse(200, headers, b"").values()["headers"] == word

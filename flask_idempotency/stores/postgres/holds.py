@@ -18,15 +18,7 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
-from flask_idempotency.core.records import (
-    Claim,
-    Record,
-    StoredResponse,
-    claim_values,
-    record_of,
-    response_values,
-    step_values,
-)
+from flask_idempotency.core.records import Claim, Record, StoredResponse, step_values
 from flask_idempotency.drivers.raw_connection import (
     IDLE,
     Answer,
@@ -121,7 +113,7 @@ class PostgresHold:
         """
         if claim.connection is not None:
             return cls.inside(messages, claim, claim.connection, first, lock, **more)
-        values = {**claim_values(claim), **more}
+        values = {**claim.values(), **more}
 
         def use() -> PostgresHold | Record | None:
             engine, raw, held, ours = messages.engine, None, None, None
@@ -170,7 +162,7 @@ class PostgresHold:
         ``first`` is sent on a connection of our own, and the record read there. Raises ``NotAtomic`` if
         the transaction has failed, may not write, or cannot see the record.
         """
-        values, row, found = {**claim_values(claim), **more}, None, None
+        values, row, found = {**claim.values(), **more}, None, None
         if first and (record := _others(messages, claim, first, values)) is not None:
             return record
         raw = raw_of(connection.connection, connection.dialect)
@@ -219,7 +211,7 @@ class PostgresHold:
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit, in one round trip."""
         late = time.monotonic() - self._began > LATE * self._claim.ttl_seconds
-        self._finish(statements.FINISH, response_values(response, late=late))
+        self._finish(statements.FINISH, response.values(late=late))
 
     def record(self, step: str, result: bytes | None) -> None:
         """Record the step and commit, in one round trip."""
@@ -305,7 +297,7 @@ def record_in(key: bytes, answer: Answer) -> Record | None:
         return None
     texts, digest, body = answer[0][0]
     fields = dict(zip(statements.SQL.fields, texts, strict=True))
-    return record_of(key, {**fields, "digest": digest, "body": body})
+    return Record.read(key, {**fields, "digest": digest, "body": body})
 
 
 class PostgresLease(Lease):

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Engine, Table
 
 from flask_idempotency.core.errors import RecordBroken, StoreUnavailable, TransactionConflict, sqlstate
-from flask_idempotency.core.records import Claim, Record, claim_values
+from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.drivers.raw_connection import Answer
 from flask_idempotency.stores.admin import Admin
 
@@ -104,7 +104,7 @@ class PostgresRecords:
         self._ask(_WAIT_IS_OVER, statements.WAIT, {"key": key, "milliseconds": milliseconds})
 
     def _lease(self, claim: Claim, first: str, **more: Any) -> PostgresLease | Record | None:
-        values = {**claim_values(claim), **more}
+        values = {**claim.values(), **more}
         record = record_in(claim.key, self._ask(NOT_OURS, first + statements.LOOK, values))
         is_ours = record is not None and record.owner == claim.owner
         return self.lease_of(claim, record.attempt) if record and is_ours else record
