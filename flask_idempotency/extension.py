@@ -138,7 +138,8 @@ class Idempotency:
         database = sessions.engines[key]
         # Without a table of ours, something must still stand for the bind whose writes are atomic.
         metadata = sessions.metadata_of(key)
-        there = metadata if settings.has_table else MetaData(info=metadata.info)
+        has_table = settings.store != "redis"
+        there = metadata if has_table else MetaData(info=metadata.info)
         table = define_table(there, settings.table)
         if client is None and settings.redis_url:
             client = client_from_url(settings.redis_url)
@@ -150,11 +151,11 @@ class Idempotency:
         keys = settings.encryption_keys
         sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Sealer()
         records: Records = RedisRecords(client, prefix)
-        if settings.has_table:
+        if has_table:
             kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
             records = kind(database, table)
         own = records.apart() if isinstance(records, PostgresRecords) else records
-        in_test = partial(RecordsInTest, records) if settings.has_table else None
+        in_test = partial(RecordsInTest, records) if has_table else None
         most = most_connections(database)
         # At most half of a small pool is for those that wait: all other requests need the rest.
         waiters = MAX_WAITERS if most is None or most >= USUAL_POOL_SIZE else most // 2
@@ -187,9 +188,8 @@ class Idempotency:
             raise ConfigurationError(
                 f"protect() was given {shown(target)}; allowed: an application or a blueprint object"
             )
-        exempt = self._exempt_endpoints
-        if isinstance(target, Flask) and app_state(target).exempt_endpoints is not exempt:
-            raise ConfigurationError(f"the application {target.name} has another Idempotency")
+        if isinstance(target, Flask):
+            app_state(target)  # else nothing would protect it
         route = read_options({**options, "methods": methods, "skip": skip}, PROTECT_OPTIONS)
         before = getattr(target, ROUTE, route)  # a factory that makes several applications
         if before is None or set(before.methods) != set(methods):

@@ -341,7 +341,6 @@ class LeasedAttempt(Attempt):
             self._complete(stored, False)
         else:
             self._release()
-        self.abandon()
         return response
 
     def _judge(self, error: Exception) -> None:

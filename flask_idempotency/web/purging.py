@@ -22,7 +22,7 @@ class Purge:
     every = 50  # after one in so many first requests
 
     def __init__(self, records: Records) -> None:
-        self._admin, self.batch, self._has_warned = cache(records.admin), MOST, False
+        self._admin, self.batch = cache(records.admin), MOST
 
     def __call__(self) -> None:
         """Delete a batch. What goes wrong is logged, and nobody's error.
@@ -40,6 +40,4 @@ class Purge:
             self.batch = min(MOST, 2 * self.batch)
         elif deleted is None:
             self.batch = max(1, self.batch // 2)
-            if self.batch == 1 and not self._has_warned:
-                self._has_warned = True
-                log.warning("expired records are deleted one by one: run `flask idempotency purge`")
+            log.warning("deleting expired records took too long; next time %d go at once", self.batch)

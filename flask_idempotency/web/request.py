@@ -30,7 +30,7 @@ from flask_idempotency.core.errors import (
     KeyRequired,
     StoreUnavailable,
 )
-from flask_idempotency.core.fingerprint import Form
+from flask_idempotency.core.fingerprint import Fingerprint, Form
 from flask_idempotency.core.keys import (
     Scope,
     birth_of,
@@ -151,9 +151,8 @@ class Request(Subject):
         if is_field:
             key, made = forms.read_field(key, self.state.app, route, scope)
         assert self.body is not None  # noqa: S101 -- there is a key
-        body = self.body.read(request, route, self.state.settings)
-        fingerprint = body.fingerprint(request, route)
-        return new_claim(self.state, route, scope, key, fingerprint, made)
+        sent = self.body.read(request, route, self.state.settings).fingerprint(request, route)
+        return new_claim(self.state, route, scope, key, sent, made)
 
     def _found_key(self, request: flask.Request) -> tuple[str | None, bool]:
         """The key that the request itself holds, or that in the header; and if it is a form's field.
@@ -177,14 +176,11 @@ class Request(Subject):
 
 
 def new_claim(
-    state: AppState,
-    route: Route,
-    scope: Scope,
-    key: str,
-    fingerprint: fp.Fingerprint,
-    made: float | None = None,
+    state: AppState, route: Route, scope: Scope, key: str, sent: Fingerprint, made: float | None = None
 ) -> tuple[Operation, Claim]:
-    """The operation that ``key`` stands for, and its claim; ``made`` is when its form was.
+    """The operation that ``key`` stands for, and its claim, by the fingerprint of what was ``sent``.
+
+    ``made`` is when its form was.
 
     Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
     """
@@ -214,7 +210,7 @@ def new_claim(
     return Operation(route.name, namespace, scope, key, attempt=0), Claim(
         key=hash_key(namespace, route.name, scope, key),
         name=route.name,
-        fingerprint=state.sealer.keyed(fingerprint),
+        fingerprint=state.sealer.keyed(sent),
         owner=owner,
         ttl_seconds=ttl,
         lease_seconds=None if route.atomic and route.enforce else route.lease,
@@ -308,9 +304,7 @@ class Body:
 
     def __init__(self, request: flask.Request, media_type: str, *, refuses: bool) -> None:
         environ, known = request.environ, request.__dict__
-        text = environ.get("CONTENT_LENGTH", "")
-        is_plain = text.isdecimal() and len(text) < 20 and "HTTP_TRANSFER_ENCODING" not in environ
-        length = int(text) if is_plain else get_content_length(environ)
+        length = get_content_length(environ)
         self.media_type, self._has_length, self._length = media_type, length is not None, length or 0
         # A request.stream that nobody has read from counts, too: nothing tells it from another.
         self._is_late = "_cached_data" not in known and ("stream" in known or "form" in known)
@@ -358,7 +352,7 @@ class Body:
             and self._input.tell() == 0
         )
 
-    def fingerprint(self, request: flask.Request, route: Route) -> fp.Fingerprint:
+    def fingerprint(self, request: flask.Request, route: Route) -> Fingerprint:
         """Make the fingerprint that the request is compared by, of a body that was read.
 
         Raises ``BodyMalformed`` where it must be JSON, and is not.
@@ -368,16 +362,9 @@ class Body:
             value = compared()
             self.unread(request)  # it may have read it
             return fp.by_value(value)
-        parts = fp.RequestParts(
-            method=request.method,
-            host=request.host if rule is not None and (rule.host or rule.subdomain) else None,
-            path=request.path,
-            query=request.query_string,
-            media_type=self.media_type,
-            body=self.data,
-            form=self.form,
-        )
-        return fp.by_parts(parts, compared)
+        host = request.host if rule is not None and (rule.host or rule.subdomain) else None
+        target = request.method, host, request.path, request.query_string
+        return fp.by_parts(fp.RequestParts(*target, self.media_type, self.data, self.form), compared)
 
     def unread(self, request: flask.Request) -> None:
         """Let the next reader find it in the stream again, unless the form has been parsed."""

@@ -55,7 +55,7 @@ class AppState(Databases):
         _states.add(self)
         self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
         self.observer = self._engine(self.own_records.briefly())  # for requests that are only observed
-        purges = self.settings.purge and self.settings.has_table
+        purges = self.settings.purge and self.records.atomic  # Redis forgets by itself
         self.purge = Purge(self.own_records) if purges else None
         # Whether the database's encoding has all characters of a name: asked once for each.
         self.can_hold = lru_cache(self.records.can_hold)

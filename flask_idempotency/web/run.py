@@ -127,9 +127,7 @@ def _read_scope(state: AppState, scope: Any) -> Scope:
             "run() needs scope=...: whose key it is, a str, int, UUID or None"
         )
     if scope == "":
-        raise errors.ScopeUnknown(
-            "The scope given to run() is empty: a key must belong to a known account."
-        )
+        raise errors.ScopeUnknown
     return None if scope is NOT_GIVEN else cast("Scope", scope)
 
 

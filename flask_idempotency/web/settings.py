@@ -233,11 +233,6 @@ class Settings:
     enforce: bool = _row(True, *_BOOLEAN)
     enabled: bool = _row(True, *_BOOLEAN)
 
-    @property
-    def has_table(self) -> bool:
-        """True if the records are in a table of ours, in the application's database."""
-        return self.store != "redis"
-
 
 def _setting(name: str) -> Any:
     """An option that is the setting of the same name if it is not given."""
