@@ -217,7 +217,7 @@ class Attempt:
         try:
             if not is_stored:
                 self._release(stored.status)
-            elif not self._current.is_dispatched:
+            elif self._current.home is None:
                 self._complete(stored, False)
             elif self._is_settled():
                 self._complete(stored, True)
@@ -316,20 +316,16 @@ class Attempt:
 class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
-    @property
-    def _asks(self) -> bool:
-        """Whether the application finds out what became of an interrupted operation."""
-        return callable(self._route.on_interrupted)
-
     def _open(self) -> Response | None:
         """An interrupted operation is treated as the route says."""
         operation, execution, policy = self._operation, self._execution, self._route.on_interrupted
         steps = Steps(self._state, operation, execution, self._route.other_binds)
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
+        self._asks = callable(policy)  # what became of an interrupted operation
         if operation.attempt > 1:
             steps.recorded()  # else its writes would be repeated up to its first step
         # A callable is asked about what an operator has released, too.
-        if not execution.was_interrupted or (execution.was_released and not callable(policy)):
+        if not execution.was_interrupted or (execution.was_released and not self._asks):
             return None
         signals.note(signals.operation_interrupted, self._current)
         found = policy(operation) if callable(policy) else None
@@ -393,7 +389,7 @@ class LeasedAttempt(Attempt):
         self._running.end()
 
     def _end_view(self, failed: bool) -> None:
-        session, in_request = self._state.sessions.present(), self._current.is_dispatched
+        session, in_request = self._state.sessions.present(), self._current.home is not None
         end_view(session, self._operation.name, in_request=in_request, failed=failed)
 
     def _tell_end(self) -> None:

@@ -97,9 +97,9 @@ class Request(Subject):
     observation: Any = None  # of the first of its views
     is_replay = False  # the response is a stored one
     is_view = False  # Flask itself has called the view: what it makes of an error is the response
-    is_dispatched = False  # Flask calls its view, and our functions at its end
     registered = staticmethod(functions_after_request)  # with flask.after_this_request
-    home: tuple[int, int] | None = None  # which application context it has, and which thread
+    # Its application context and thread, if Flask calls its view, and our functions at its end.
+    home: tuple[int, int] | None = None
 
     def __init__(self, state: AppState, request: Any = None, context: Any = None) -> None:
         """Without a ``request``, this is about one call alone.
@@ -111,7 +111,7 @@ class Request(Subject):
             request._flask_idempotency = self  # noqa: SLF001
             if _OUTERMOST not in context.__dict__:
                 context.__dict__[_OUTERMOST] = request
-            self.home, self.is_dispatched = (id(context), get_ident()), True
+            self.home = id(context), get_ident()
 
     def begin(self, route: Route, request: flask.Request | None = None) -> None:
         """From now on this is about an operation of ``route``.
@@ -132,12 +132,10 @@ class Request(Subject):
             self.body = Body(request, media_type, refuses=route.enforce)
 
     def claim_for(self, request: flask.Request) -> tuple[Operation, Claim] | None:
-        """What the request is about and claims; None if it has no key and needs none, or is skipped.
+        """What the request is about and claims; None if it has no key and needs none.
 
         Reads no body of an unauthenticated caller, except where a request without a key may pass.
         """
-        if self.skipped:
-            return None
         route, scope, made = self.route, NOT_GIVEN, None
         if self.may_hold_key and route.required:
             scope = route.current_scope()

@@ -246,8 +246,10 @@ def enter(route: Route) -> Attempt | Response | None:
             return None
         found = resolved(state, route, request.endpoint or "")
         current.begin(supported(state, found) if found.enforce else found, request)
+    if current.skipped:
+        return None
     if not current.route.enforce:
-        if current.observation is None and not current.skipped:
+        if current.observation is None:
             current.observation = Observed(current, request)
         return None
     return _entered(current, request)
@@ -259,8 +261,7 @@ def _entered(current: Request, request: flask.Request) -> Attempt | Response | N
         claimed = current.claim_for(request)
         if claimed is not None:
             return claim_or_answer(current, *claimed)
-        if not current.skipped:
-            signals.conclude(signals.operation_unprotected, current)
+        signals.conclude(signals.operation_unprotected, current)
         return None
     except Problem as problem:
         return handle_problem(current, problem)
