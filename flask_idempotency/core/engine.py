@@ -235,7 +235,8 @@ class DecisionEngine:
         hold: Hold | Record | None = None
         match step:
             case Next.REPLAY:
-                if claim.fingerprint.matches(record.fingerprint) is None:
+                is_equal = claim.fingerprint == record.fingerprint
+                if not is_equal and claim.fingerprint.matches(record.fingerprint) is None:
                     log.warning(_NOT_COMPARABLE, claim.name)
                 return Replay(self.opened(record), record.attempt)
             case Next.REFUSE:

@@ -167,7 +167,11 @@ class Record:
         Numbers may be texts. Raises ``RecordBroken``.
         """
         try:
-            left, released = fields["lease_left"], fields["released"]
+            left, age, released = fields["lease_left"], float(fields["age"]), fields["released"]
+            left = None if left is None else float(left)
+            released = None if released is None else float(released)
+            if not math.isfinite(age + (left or 0.0) + (released or 0.0)):  # a time that never ends
+                raise ValueError
             released_attempt = fields["released_attempt"]
             return cls(
                 bytes(key),
@@ -177,11 +181,11 @@ class Record:
                 int(fields["attempt"]),
                 fields["owner"],
                 expired=fields["expired"] in (1, "1"),
-                lease_left=None if left is None else _finite(float(left)),
+                lease_left=left,
                 response=_response_of(fields),
                 released_attempt=None if released_attempt is None else int(released_attempt),
-                age=_finite(float(fields["age"])),
-                released=None if released is None else _finite(float(released)),
+                age=age,
+                released=released,
             )
         except _ILLEGIBLE as error:  # not by the context: every replay comes here
             raise RecordBroken from error
@@ -265,10 +269,3 @@ def _headers_of(text: str) -> Headers:
     if not all(isinstance(part, str) for line in headers for part in line):
         raise ValueError
     return headers
-
-
-def _finite(seconds: float) -> float:
-    """Return a time in seconds. Raises ``ValueError`` for one that never ends, or is none."""
-    if not math.isfinite(seconds):
-        raise ValueError
-    return seconds

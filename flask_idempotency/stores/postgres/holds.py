@@ -91,9 +91,6 @@ class PostgresHold:
             had_written=raw.continues and row["had_written"] == "true",
             again=WeakMethod(self._again) if raw.continues else None,
         )
-        self._note(row)
-
-    def _note(self, row: dict[str, str]) -> None:
         self._values.update(xid=int(row["xid"]), synchronous_commit=row["synchronous_commit"])
         self.attempt = int(row["attempt"])
 
@@ -200,7 +197,7 @@ class PostgresHold:
         if row["owner"] != self._claim.owner:
             self.transaction.broken = RequestInProgress(retry_after=1)
             raise self.transaction.broken
-        self._note(row)
+        self._values.update(xid=int(row["xid"]), synchronous_commit=row["synchronous_commit"])
 
     @property
     def connection(self) -> Connection:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, Table, exc
@@ -55,28 +55,24 @@ class Messages:
             )
         self.engine, self.table = engine, table
         self.Error: type[Exception] = engine.dialect.loaded_dbapi.Error
-        self._own: Messages | None = None
-        self._brief: Messages | None = None
         self._facts: Facts | None = None
         self._cache: dict[tuple[str, str], str] = {}
 
-    @property
+    @cached_property
     def own(self) -> Messages:
         """The same on connections that are none of the application's.
 
         Made when first needed, so that they are made ready by all of the pool's listeners.
         """
-        if self._own is None:
-            own = self._own = Messages(apart(self.engine), self.table)
-            own._own = own
-        return self._own
+        own = Messages(apart(self.engine), self.table)
+        own.own = own
+        return own
 
     def briefly(self) -> Messages:
         """The same for what is only observed: nobody waits long for it, and a crash may lose it."""
-        if self._brief is None:
-            brief = self._brief = copy(self.own)
-            brief._first, brief._own = statements.OBSERVING, brief  # noqa: SLF001 -- of this class
-        return self._brief
+        brief = copy(self.own)
+        brief._first, brief.own = statements.OBSERVING, brief  # noqa: SLF001 -- of this class
+        return brief
 
     def owner(self, claim: Claim) -> str | None:
         """Who has the record of a claim's key by now."""
@@ -98,8 +94,10 @@ class Messages:
         """Send a message; the last statement's rows, and how many it changed."""
 
         def ask() -> tuple[list[tuple[Any, ...]], int]:
+            if self._first:
+                reach(self.engine)
             text = self.prepared(self._first + template)
-            with self.borrowed() as raw:
+            with borrowed(self.engine) as raw:
                 return raw.send(text, values)
 
         return self.twice(ask)
@@ -133,12 +131,6 @@ class Messages:
         """Return what an error of the database, or of its driver, means."""
         return record_error(error, self.table.fullname, self.Error)
 
-    def borrowed(self) -> AbstractContextManager[RawConnection]:
-        """A connection out of the pool, for messages of ours."""
-        if self._first:
-            reach(self.engine)
-        return borrowed(self.engine)
-
     def prepared(self, template: str, level: str = "") -> str:
         """The statement for these tables and, where it begins a transaction, this ``level``."""
         prepared = self._cache.get((template, level))
@@ -170,7 +162,7 @@ class Messages:
             self._facts = self.own.facts()
         if self._facts is None:
             table = self.engine.dialect.identifier_preparer.format_table(self.table)
-            with self.borrowed() as raw:
+            with borrowed(self.engine) as raw:
                 row = raw.send(statements.FACTS, {"table": table})[0][0]
                 role, schema, deferred, reads_may_write, synchronous, watching = row
                 begins = statements.SYNCHRONOUS if synchronous == "off" else ""
