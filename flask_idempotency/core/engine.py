@@ -189,7 +189,6 @@ class DecisionEngine:
         """Claim, or find out who did."""
         rounds = 0
         while True:
-            claim.refuse_in_child()
             step, tried = decide(record, claim), record
             taken = self._take(step, record, claim, policy)
             if isinstance(taken, Decision):

@@ -69,8 +69,7 @@ class Attempt:
         self._operation, self._execution = operation, execution
         self._error: BaseException | None = None
         # What is registered with flask.after_this_request beyond these is the view's.
-        self._registered = current.registered()
-        self._outside = len(self._registered)
+        self._outside = len(current.registered())
         self._own: frozenset[str] = frozenset()  # the headers of its response
         self.phase, current.open_attempt = Phase.OPEN, self
         current.attempt = operation.attempt = execution.hold.attempt
@@ -127,7 +126,7 @@ class Attempt:
                 return response
             if self._current.is_view:
                 self.phase = Phase.AWAITING
-                self._registered.insert(0, self._capture)  # Flask runs it before all others
+                self._current.registered().insert(0, self._capture)  # Flask runs it before all others
                 self._outside += 1
             else:
                 self._lost(error)
@@ -208,8 +207,9 @@ class Attempt:
     def _made(self, result: Any) -> tuple[Response, StoredResponse, bool]:
         """The response of what the view returned, what is to be stored of it, and whether it is."""
         response: Response = self._current.make_response(result)
-        while len(self._registered) > self._outside:
-            response = self._state.app.ensure_sync(self._registered.pop(self._outside))(response)
+        registered = self._current.registered()
+        while len(registered) > self._outside:
+            response = self._state.app.ensure_sync(registered.pop(self._outside))(response)
         return response, capture(response, self._state.settings), self._route.is_stored(response)
 
     def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:

@@ -176,10 +176,9 @@ class Request(Subject):
 def new_claim(
     state: AppState, route: Route, scope: Scope, key: str, sent: Fingerprint, made: float | None = None
 ) -> tuple[Operation, Claim]:
-    """The operation that ``key`` stands for, and its claim, by the fingerprint of what was ``sent``.
+    """The operation that ``key`` stands for, and the claim of what was ``sent``.
 
     ``made`` is when its form was.
-
     Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
     """
     now = time.time()
