@@ -36,8 +36,7 @@ class Operation:
 
     ``attempt`` is 1 for its first execution and one more for each take-over. It is committed before
     the view runs, so no crash of a process makes two attempts carry one number; a crash of PostgreSQL
-    may (an atomic operation's claim is committed asynchronously, docs/decisions/0004). ``born`` is when
-    its key was made, in seconds since 1970, where old keys are refused and it says so.
+    may (an atomic operation's claim is committed asynchronously, docs/decisions/0004).
     """
 
     name: str
@@ -45,7 +44,6 @@ class Operation:
     scope: Scope = field(repr=False)
     key: str = field(repr=False)
     attempt: int
-    born: float | None = field(default=None, repr=False, compare=False)
     steps: Any = field(default=None, init=False, repr=False, compare=False)  # where it is not atomic
     after_commit: list[Callable[[], object]] = field(
         default_factory=list, init=False, repr=False, compare=False
