@@ -9,23 +9,96 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import re
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
 
 import servers
 import tests.sessions
-from tests.differential.comparison import Twins
-from tests.differential.documented import documented
-from tests.differential.documented_schema import DOCUMENTED, WITH_HIDDEN
-from tests.differential.programs import SESSIONS
-from tests.differential.summary import Summary
-from tests.differential.twins import PLAIN_SCHEMA
+from tests.differential.comparison import Twins, Verdict
+from tests.differential.grammar import shrunk
+
+LEAST_EQUAL = 0.4
+"""Fewer equal programs than this prove little."""
+
+ENOUGH = 2000
+"""So many programs execute every kind of step, also the rarest."""
+
+
+class Summary:
+    """Runs programs and keeps count: how many were equal, refused and by which name, or different."""
+
+    def __init__(self, twins: Twins) -> None:
+        self._twins = twins
+        self.different: dict[str, Verdict] = {}
+        """By what differs, the first program for which it does."""
+        self.counted: Counter[str] = Counter()
+        self.executed: Counter[str] = Counter()
+        self.executed_equal: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    def run(self, count: int, seed: int) -> None:
+        """Run ``count`` programs; the same seed makes the same ones."""
+        chance = random.Random(seed)  # noqa: S311
+        started = time.monotonic()
+        for _ in range(count):
+            self._add(self._twins.compare(self._twins.grammar.program(chance)))
+        self.seconds += time.monotonic() - started
+
+    def _add(self, verdict: Verdict) -> None:
+        self.executed += verdict.executed
+        if verdict.plain.is_broken:
+            became = "broken by themselves"
+        elif verdict.differences:
+            what = re.sub(r"\[\[.*?\]\]|\d+", "…", verdict.differences[0])
+            self.different.setdefault(what, verdict)
+            became = f"different: {what}"
+        elif verdict.refusal:
+            became = f"refused: {verdict.refusal}"
+        else:
+            became = "equal"
+            self.executed_equal += verdict.executed
+        self.counted[became] += 1
+
+    def shrunk(self, most: int) -> Iterator[Verdict]:
+        """The smallest programs that still differ, one for each way to differ."""
+        compare = self._twins.compare
+        for verdict in [*self.different.values()][:most]:
+            yield compare(shrunk(verdict.program, lambda each: bool(compare(each).differences)))
+
+    @property
+    def emptiness(self) -> list[str]:
+        """Why the run proves too little."""
+        found, equal = [], self.counted["equal"]
+        if equal < LEAST_EQUAL * self.counted.total():
+            found.append(f"only {equal} of {self.counted.total()} programs were equal")
+        if self.counted.total() >= ENOUGH:
+            kinds = sorted(self._twins.grammar.kinds - self.executed.keys() - {"raise", "ask"})
+            found += [f"never executed: {kind}" for kind in kinds]
+        return found
+
+    def __str__(self) -> str:
+        rows = [
+            ("programs", self.counted.total()),
+            *self.counted.most_common(),
+            ("seconds", round(self.seconds, 1)),
+        ]
+        return "\n".join(f"{what[:90]:92}{count:>8}" for what, count in rows)
+
+    def by_kind(self) -> str:
+        """How often each kind of step was executed, and in equal programs."""
+        return "\n".join(
+            f"{kind:50}{count:>10}{self.executed_equal[kind]:>15}"
+            for kind, count in sorted(self.executed.items())
+        )
 
 
 def main() -> int:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
     parser.add_argument("--programs", type=int, default=10_000)
-    parser.add_argument("--documented", type=int, default=0, help="programs of the second grammar")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument(
         "--store", choices=["postgres", "hybrid"], help="one; half of each if not given"
@@ -36,18 +109,15 @@ def main() -> int:
     parser.add_argument("--kinds", action="store_true", help="count each kind of step")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    servers.urls.driver, tests.sessions.usual = given.driver, given.sessions
+    tests.sessions.usual = given.sessions
     stores = [given.store] if given.store else ["postgres", "hybrid"]
-    grammar = documented(given.driver) if given.documented else SESSIONS
-    schemas = {"postgres": DOCUMENTED, "hybrid": WITH_HIDDEN} if given.documented else {}
-    passed = []
+    passed = True
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis:
         for seed, store in enumerate(stores, given.seed):
-            redis_url = redis.url if store == "hybrid" else None
-            name = f"programs_{store}"
-            twins = Twins(postgres, name, redis_url, schema=schemas.get(store, PLAIN_SCHEMA))
-            summary = Summary(twins, grammar)
-            summary.run((given.documented or given.programs) // len(stores), seed)
+            options = {"redis_url": redis.url, "hidden": True} if store == "hybrid" else {}
+            twins = Twins(postgres, f"programs_{store}", given.driver, **options)
+            summary = Summary(twins)
+            summary.run(given.programs // len(stores), seed)
             print(f"store {store}, seed {seed}", summary, "", sep="\n", flush=True)
             if given.kinds:
                 print(summary.by_kind(), "", sep="\n")
@@ -55,9 +125,9 @@ def main() -> int:
                 print("DIFFERENT", verdict, "", flush=True)
             for reason in summary.emptiness:
                 print("TOO EMPTY", reason)
-            passed.append(not summary.different and not summary.emptiness)
+            passed &= not summary.different and not summary.emptiness
             twins.close()
-    return 0 if all(passed) else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -6,28 +6,24 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-import psycopg2
-
-from servers import plain_dsn
 from servers.postgresql import drop_database
-from tests.differential.programs import Program
+from tests.differential.grammar import Grammar, Program
 from tests.differential.steps import Run
 from tests.differential.twins import (
     LEAKED,
-    PLAIN_SCHEMA,
     Request,
-    Schema,
     Twin,
     make_twin,
     savepoints_unchecked,
     settings_outlasting,
 )
 from tests.differential.worlds import NOT_KEPT
+from tests.drivers import with_driver
 
 ABORTED = "25P02"
 
@@ -78,12 +74,12 @@ class Observed:
         return (f"state: {line}" for line in sorted(here - there))
 
 
-def observe(twin: Twin, program: Program, key: str) -> Observed:
-    """Run the program in one application, and leave that as it was."""
+def observe(twin: Twin, program: Program, key: str, again: bool) -> Observed:
+    """Run the program in one application, perhaps again with the same key; leave that as it was."""
     twin.clear()
     observed = Observed(twin.post(program, key), twin.state())
-    if twin.protected:
-        observed.completed = twin.is_completed()
+    if again:
+        observed.completed = twin.protected and twin.is_completed()
         observed.retry = twin.post(program, key)
     if observed.state or not twin.is_fresh():
         twin.forget_connections()
@@ -176,6 +172,10 @@ OUTLIVED = ["read the stream", "ProgrammingError"], ["read the stream", "Operati
 """A stream that is read after a rollback (``BY_CLASS``): psycopg2 refuses, or lets the server do so."""
 
 
+REFUSED_BY_PSYCOPG2 = [[kind, "ProgrammingError"] for kind in ("open a stream", "driver", "iterate")]
+"""A cursor on the server where a transaction has failed (``BY_CLASS``)."""
+
+
 def unlike(plain: list[Any], protected: list[Any]) -> Iterator[tuple[Any, Any]]:
     """Where one saw something else than the other, but for the class of an error (``BY_CLASS``).
 
@@ -198,7 +198,7 @@ def _is_by_class(mine: Any, other: Any) -> bool:
         return False
     if _sqlstate(other) == ABORTED:
         return True
-    return _sqlstate(mine) == ABORTED and other == ["open a stream", "ProgrammingError"]
+    return _sqlstate(mine) == ABORTED and other in REFUSED_BY_PSYCOPG2
 
 
 def _is_error(seen: Any) -> bool:
@@ -291,17 +291,26 @@ class Verdict:
 
 
 class Twins:
-    """Pairs of applications, one for each isolation level, on one server."""
+    """Pairs of applications, one for each isolation level, on one server.
+
+    Where the second one only observes, it must do the same with each request, and nothing is refused.
+    ``hidden``: reads may write in the database.
+    """
 
     def __init__(
         self,
         postgres: Any,
         name: str,
+        driver: str,
         redis_url: str | None = None,
-        schema: Schema = PLAIN_SCHEMA,
+        *,
+        observes: bool = False,
+        hidden: bool = False,
     ) -> None:
-        self._postgres, self._name, self._redis_url = postgres, name, redis_url
-        self._schema = schema
+        self._postgres, self._name, self.driver = postgres, f"{name}_{driver}", driver
+        self._observes = observes
+        self._options = {"redis_url": redis_url, "enforce": not observes, "hidden": hidden}
+        self.grammar = Grammar(driver)
         self._pairs: dict[str, tuple[Twin, Twin]] = {}
         self._databases: list[str] = []
         self._keys = itertools.count(1)
@@ -310,26 +319,25 @@ class Twins:
         """Run the program in a plain and a protected application."""
         plain, protected = self._pair(program.isolation)
         key = f"key-{next(self._keys)}"
-        observed = observe(plain, program, key), observe(protected, program, key)
+        again = self._observes
+        observed = observe(plain, program, key, again), observe(protected, program, key, True)
         run = observed[0].first.run
         assert not run.mistakes, f"{run.seen} in {program}"
-        found = differences(program, *observed)
-        if found and not self._is_listed(program, plain, *observed):
-            return Verdict(program, *observed, found)
-        return Verdict(program, *observed, [])
+        found = (unequal if self._observes else differences)(program, *observed)
+        if found and not self._observes and self._is_listed(program, plain, *observed):
+            found = []
+        return Verdict(program, *observed, found)
 
     def _is_listed(self, program: Program, plain: Twin, usual: Observed, protected: Observed) -> bool:
-        """Whether it differs only by what settings outlast a commit, or what follows a failed end.
+        """Whether it differs only as ``OUTLASTING`` and ``UNRELEASED`` say.
 
-        The latter (``UNRELEASED``): SQLAlchemy refuses to roll back to the savepoint around one whose
-        RELEASE has failed, and what is sent next is rolled back by the commit; an operation does roll
-        back. A plain application that does the same must be equal; above the view, where the operation
-        may have ended, also the usual one.
+        A plain application that does the same must be equal; above the view, where the operation may
+        have ended, also the usual one.
         """
         above = [seen for seen in usual.first.run.seen if seen[0] in ("above", "after")]
         for parts in (("view", "above", "after"), ("view",)):
             with savepoints_unchecked(plain) as unchecked, settings_outlasting(plain, parts) as kept:
-                again = observe(plain, program, "")
+                again = observe(plain, program, "", False)
             if again.is_broken or not (unchecked or kept):
                 return False
             if not differences(program, again, protected):
@@ -342,37 +350,19 @@ class Twins:
 
     def _pair(self, isolation: str) -> tuple[Twin, Twin]:
         if isolation not in self._pairs:
-            pair = self._make(isolation, protected=False), self._make(isolation, protected=True)
-            self._pairs[isolation] = pair
+            self._pairs[isolation] = self._make(isolation, False), self._make(isolation, True)
         return self._pairs[isolation]
 
-    def _make(self, isolation: str, *, protected: bool) -> Twin:
+    def _make(self, isolation: str, protected: bool) -> Twin:
         name = f"{self._name}_{len(self._databases)}"
         self._databases.append(name)
-        url = self._postgres.database(name)
-        return make_twin(
-            url,
-            isolation,
-            protected=protected,
-            redis_url=self._redis_url,
-            schema=self._schema,
-        )
-
-    @contextmanager
-    def outside(self) -> Iterator[Any]:
-        """A cursor on the database of a plain application, in a transaction that is rolled back."""
-        plain, _ = self._pair("")
-        with (
-            closing(psycopg2.connect(plain_dsn(plain.url))) as connection,
-            connection.cursor() as cursor,
-        ):
-            yield cursor
+        url = with_driver(self._postgres.database(name), self.driver)
+        return make_twin(url, isolation, self.grammar, protected=protected, **self._options)
 
     @contextmanager
     def at_each_commit(self, sql: str) -> Iterator[None]:
         """In the protected application, a statement that spoils each commit that has added a row."""
-        _, protected = self._pair("")
-        with protected.observer.cursor() as cursor:
+        with self._pair("")[1].observer.cursor() as cursor:
             cursor.execute(
                 f"create function spoil() returns trigger language plpgsql as $$ begin {sql};"
                 " return null; end $$; create constraint trigger spoil after insert on public.item"
@@ -391,3 +381,15 @@ class Twins:
                 twin.close()
         for name in self._databases:
             drop_database(self._postgres.dsn, name)
+
+
+def unequal(_program: Program, plain: Observed, observed: Observed) -> list[str]:
+    """Where two requests with one key differ in a plain application and in one that observes."""
+    found = []
+    for name in ("first", "again"):
+        mine, other = getattr(plain, name), getattr(observed, name)
+        for what in ("status", "text", "rows", "replayed", "errors_by_name"):
+            found += _unequal(f"{name}: {what}", getattr(mine, what), getattr(other, what))
+        found += _unequal(f"{name}: seen", mine.run.seen, other.run.seen)
+        found += _unequal(f"{name}: views", mine.run.views, other.run.views)
+    return found + _unequal("state", plain.state, observed.state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -13,11 +12,9 @@ from tests.differential.harness import Case, Laboratory, Outcome
 
 
 @pytest.fixture(scope="module")
-def laboratory(
-    databases: Databases, redis_server: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Laboratory]:
+def laboratory(databases: Databases) -> Iterator[Laboratory]:
     """Applications for the cases of a module."""
-    laboratory = Laboratory(databases, redis_server, tmp_path_factory.mktemp("differential"))
+    laboratory = Laboratory(databases)
     yield laboratory
     laboratory.close()
 

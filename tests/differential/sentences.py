@@ -12,9 +12,6 @@ SNAPSHOT = "the snapshot of REPEATABLE READ and SERIALIZABLE stays the same acro
 UNSEEN = "what the view commits is not visible to other connections before the operation ends"
 HELD = "row locks and advisory transaction locks are held until the operation ends"
 NOTIFIED = "NOTIFY arrives when the operation ends"
-TWICE = "a retry inside the view cannot succeed"
-CONFLICT = "a conflict that the view does not catch becomes a 503"
-NOTIFIED_ONCE = "equal notifications of several commits arrive once"
 UNRELEASED = "after the end of a begin_nested() failed, a rollback of the one around it works"
 BY_CLASS = (
     "the next may raise InFailedSqlTransaction in place of an error of its own, and stream_results"

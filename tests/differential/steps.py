@@ -1,18 +1,18 @@
-"""What a program can do with a session: each kind of step, by the name that programs call it.
+"""Steps: what a program can do with a session, each one row of a table (``TABLE`` here and beside).
 
-A step runs in a :class:`Run`, one request in one application, by a :class:`Hand`, which is whose
-session it works with. What it saw is written down: a value, or the class and SQLSTATE of its error.
-Both applications must have seen the same.
+A row says to which family a step belongs, how programs call it, which words it may be given, and what
+it does. It runs in a :class:`Run`, one request in one application, by a :class:`Hand`, which is whose
+session it works with. What it saw is noted, or its error's class and SQLSTATE: both applications must
+have seen the same.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 import psycopg2
@@ -23,7 +23,7 @@ from flask_idempotency.core.errors import sqlstate
 from tests.sessions import proxy_of
 
 if TYPE_CHECKING:
-    from tests.differential.programs import Program
+    from tests.differential.grammar import Program
     from tests.differential.twins import Twin
 
 
@@ -39,7 +39,6 @@ class Step:
 
     @property
     def inner(self) -> tuple[Step, ...]:
-        """The steps inside this one."""
         return tuple(each for each in self.arguments if isinstance(each, Step))
 
 
@@ -48,8 +47,21 @@ def do(kind: str, *arguments: Any) -> Step:
     return Step(kind, arguments)
 
 
+class Row(NamedTuple):
+    """A kind of step. Without a family it is only written by hand; without words it is given none."""
+
+    family: str
+    kind: str
+    words: tuple[Any, ...]
+    do: Callable[..., Any]
+
+
 class Oops(Exception):
     """What a program raises: no error of a database."""
+
+
+class Veto(Exception):
+    """What a listener raises."""
 
 
 class Handled(Exception):
@@ -58,6 +70,8 @@ class Handled(Exception):
 
 DATABASE_ERRORS = (SQLAlchemyError, psycopg2.Error, psycopg.Error, ValueError, TypeError)
 """What a careful view catches. A value that cannot be bound may be any of the last two."""
+
+CATCHES = {"nothing": (), "database errors": DATABASE_ERRORS, "everything": (Exception,)}
 
 MISTAKES = {"AttributeError", "ImportError", "KeyError", "NameError"}
 """What no step may raise in the plain application: it would prove nothing."""
@@ -81,7 +95,6 @@ class Run:
     """How often ``count up by engine`` came through."""
     second: Hand | None = None
     mistakes: int = 0
-    """How many errors were those of a step that is wrongly written."""
     after_has_run: bool = False
     failed_outside: bool = False
     """Whether an error came out of what runs before, above or after the view."""
@@ -103,7 +116,6 @@ class Run:
         self.seen.append((self.part, kind, what))
 
     def saw(self, part: str) -> list[Any]:
-        """What was seen in one part."""
         return [[kind, what] for where, kind, what in self.seen if where == part]
 
 
@@ -113,43 +125,78 @@ class Hand:
 
     run: Run
     session: Any
-    loaded: Any = None
-    loaded_book: Any = None
+    book: Any = None
     stream: Any = None
     savepoints: list[Any] = field(default_factory=list)
+
+    @property
+    def item(self) -> Any:
+        return self.run.twin.models.Item
+
+    @property
+    def table(self) -> sa.Table:
+        return self.item.__table__
+
+    @property
+    def itself(self) -> Any:
+        """The session that a scoped one stands for."""
+        return getattr(self.session, "registry", lambda: self.session)()
+
+    @property
+    def connection(self) -> sa.Connection:
+        return self.session.connection()
+
+    @property
+    def driver(self) -> Any:
+        return self.connection.connection.driver_connection
 
     def perform(self, step: Step, *, catching: bool = True) -> None:
         """Do a step and note what it saw; its error too, unless the program lets errors out."""
         run = self.run
         run.executed[step.kind] += 1
-        catches = {"nothing": (), "database errors": DATABASE_ERRORS, "everything": (Exception,)}
         try:
-            seen = STEPS[step.kind](self, *step.arguments)
+            seen = run.twin.steps[step.kind](self, *step.arguments)
         except Oops:
             run.note(step.kind, "Oops")
             raise
         except Exception as error:
             run.note(step.kind, name_of(error))
             run.mistakes += is_mistake(error)
-            if not catching or not isinstance(error, catches[run.program.catches]):
+            if not catching or not isinstance(error, CATCHES[run.program.catches]):
                 raise
         else:
             if seen is not None:
                 run.note(step.kind, seen)
 
     def perform_all(self, steps: tuple[Step, ...], *, catching: bool = True) -> None:
-        """Do steps one after the other."""
         for step in steps:
             self.perform(step, catching=catching)
 
-    def ask(self, sql: str, **values: Any) -> list[Any]:
+    def send(self, statement: Any, *values: Any) -> None:
+        """Run a statement in the session, whatever it gives."""
+        self.session.execute(statement, *values)
+
+    def ask(self, sql: str, **values: Any) -> Any:
         """Run text in the session; the rows, as JSON has them."""
-        result = self.session.execute(sa.text(sql), values)
-        return [list(row) for row in result] if result.returns_rows else []
+        return rows_of(self.session.execute(sa.text(sql), values))
 
     def find(self, label: str) -> Any:
-        item = self.run.twin.item
-        return self.session.scalars(sa.select(item).filter_by(label=label)).one_or_none()
+        return self.session.scalars(sa.select(self.item).filter_by(label=label)).one_or_none()
+
+    def stays(self, what: str) -> bool:
+        """Whether to leave out what stays on a connection: the pool decides who finds it again."""
+        return what in BEYOND_TRANSACTIONS and self.run.program.uses_other_connections
+
+    def commit(self) -> None:
+        self.stream = None  # inside an operation a commit does not close it
+        self.session.commit()
+        self.run.committed = True
+
+
+def rows_of(result: Any) -> Any:
+    if not getattr(result, "returns_rows", True):
+        return None
+    return [[x if isinstance(x, (int, type(None))) else str(x) for x in row] for row in result]
 
 
 def name_of(error: BaseException) -> str:
@@ -170,137 +217,44 @@ def is_mistake(error: BaseException) -> bool:
     return frame is not None and "differential" in frame.tb_frame.f_code.co_filename
 
 
-STEPS: dict[str, Callable[..., Any]] = {}
-"""What each kind of step does. It gives what it saw, or None."""
+# Writes and reads
 
 
-def step(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as what a kind of step does."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        STEPS[kind] = function
-        return function
-
-    return register
+def _many(label: str) -> list[dict[str, Any]]:
+    return [{"label": f"{label}{number}", "amount": number} for number in range(3)]
 
 
-# Writes
-
-
-@step("add")
-def add(hand: Hand, label: str) -> None:
-    hand.session.add(hand.run.twin.item(label=label, amount=1))
-
-
-@step("add several")
-def add_several(hand: Hand, label: str) -> None:
-    item = hand.run.twin.item
-    hand.session.add_all([item(label=f"{label}{number}", amount=number) for number in range(3)])
-
-
-@step("save in bulk")
-def save_in_bulk(hand: Hand, label: str) -> None:
-    item = hand.run.twin.item
-    hand.session.bulk_save_objects([item(label=f"{label}{number}", amount=4) for number in range(2)])
-
-
-@step("modify")
 def modify(hand: Hand, label: str) -> Any:
     found = hand.find(label)
     if found is None:
         return "gone"
     found.amount += 1
+    return None
 
 
-@step("delete")
 def delete(hand: Hand, label: str) -> Any:
     found = hand.find(label)
-    if found is None:
-        return "gone"
-    hand.session.delete(found)
+    return "gone" if found is None else hand.session.delete(found)
 
 
-@step("insert")
-def insert(hand: Hand, label: str) -> None:
-    hand.session.execute(sa.insert(hand.run.twin.item.__table__).values(label=label, amount=2))
+def update(hand: Hand, label: str, kind: Any, more: int) -> int:
+    item = hand.table.c if kind == "core" else hand.item
+    changed = sa.update(hand.table if kind == "core" else hand.item).where(item.label == label)
+    return hand.session.execute(changed.values(amount=item.amount + more)).rowcount
 
 
-@step("insert many")
-def insert_many(hand: Hand, label: str) -> None:
-    rows = [{"label": f"{label}{number}", "amount": number} for number in range(3)]
-    hand.session.execute(sa.insert(hand.run.twin.item), rows)
-
-
-@step("update")
-def update(hand: Hand, label: str) -> int:
-    table = hand.run.twin.item.__table__
-    changed = sa.update(table).where(table.c.label == label).values(amount=table.c.amount + 10)
-    return hand.session.execute(changed).rowcount
-
-
-@step("update by ORM")
-def update_by_orm(hand: Hand, label: str) -> int:
-    item = hand.run.twin.item
-    changed = sa.update(item).where(item.label == label).values(amount=item.amount + 100)
-    return hand.session.execute(changed).rowcount
-
-
-@step("delete by core")
-def delete_by_core(hand: Hand, label: str) -> int:
-    table = hand.run.twin.item.__table__
-    return hand.session.execute(sa.delete(table).where(table.c.label == label)).rowcount
-
-
-@step("insert as text")
-def insert_as_text(hand: Hand, label: str) -> None:
-    hand.ask("insert into item (label, amount) values (:label, 3)", label=label)
-
-
-@step("take a place")
-def take_a_place(hand: Hand, spot: int) -> None:
-    """Two who take one place collide when they commit, not before."""
-    hand.session.execute(sa.insert(hand.run.twin.place.__table__).values(spot=spot))
-
-
-@step("take a place by ORM")
-def take_a_place_by_orm(hand: Hand, spot: int) -> None:
-    hand.session.add(hand.run.twin.place(spot=spot))
-
-
-@step("insert by connection")
-def insert_by_connection(hand: Hand, label: str) -> None:
-    table = hand.run.twin.item.__table__
-    hand.session.connection().execute(sa.insert(table).values(label=label, amount=6))
-
-
-@step("insert in a savepoint of the connection")
 def insert_in_a_savepoint(hand: Hand, label: str) -> None:
-    table, connection = hand.run.twin.item.__table__, hand.session.connection()
+    connection = hand.connection
     with connection.begin_nested():
-        connection.execute(sa.insert(table).values(label=label, amount=7))
+        connection.execute(sa.insert(hand.table).values(label=label, amount=7))
 
 
-@step("count up")
-def count_up(hand: Hand) -> None:
-    hand.ask("update tally set amount = amount + 1")
-
-
-# Reads
-
-
-@step("read")
 def read(hand: Hand) -> Any:
-    item = hand.run.twin.item
-    found = hand.session.execute(sa.select(item.label, item.amount, item.owner).order_by(item.label))
-    return [list(row) for row in found]
+    item = hand.item
+    asked = sa.select(item.label, item.amount, item.owner).order_by(item.label)
+    return rows_of(hand.session.execute(asked))
 
 
-@step("read places")
-def read_places(hand: Hand) -> Any:
-    return hand.ask("select spot from place order by spot")
-
-
-@step("read tally")
 def read_tally(hand: Hand) -> Any:
     """Not after another connection has counted, where the snapshot decides what is seen."""
     if hand.run.program.isolation and hand.run.counted:
@@ -308,54 +262,13 @@ def read_tally(hand: Hand) -> Any:
     return hand.ask("select amount from tally")
 
 
-@step("read the session")
 def read_the_session(hand: Hand) -> Any:
     """What it says of itself."""
-    session = hand.session() if callable(hand.session) else hand.session
+    session = hand.itself
     changes = [len(session.new), len(session.dirty), len(session.deleted)]
     return [session.is_active, session.in_transaction(), session.in_nested_transaction(), changes]
 
 
-@step("load")
-def load(hand: Hand, label: str) -> Any:
-    hand.loaded = hand.find(label)
-    return None if hand.loaded else "gone"
-
-
-@step("read what is loaded")
-def read_loaded(hand: Hand) -> Any:
-    return [hand.loaded.label, hand.loaded.amount] if hand.loaded else "nothing"
-
-
-@step("change what is loaded")
-def change_loaded(hand: Hand) -> Any:
-    if not hand.loaded:
-        return "nothing"
-    hand.loaded.amount += 5
-
-
-@step("refresh what is loaded")
-def refresh_loaded(hand: Hand) -> Any:
-    if not hand.loaded:
-        return "nothing"
-    hand.session.refresh(hand.loaded)
-
-
-@step("expunge what is loaded")
-def expunge_loaded(hand: Hand) -> Any:
-    if not hand.loaded:
-        return "nothing"
-    hand.session.expunge(hand.loaded)
-
-
-@step("merge what is loaded")
-def merge_loaded(hand: Hand) -> Any:
-    if not hand.loaded:
-        return "nothing"
-    hand.loaded = hand.session.merge(hand.loaded)
-
-
-@step("open a stream")
 def open_a_stream(hand: Hand) -> Any:
     options = {"stream_results": True, "max_row_buffer": 1}
     numbers = sa.text("select generate_series(1, 5)")
@@ -363,68 +276,24 @@ def open_a_stream(hand: Hand) -> Any:
     return hand.stream.fetchone()[0]
 
 
-@step("read the stream")
-def read_the_stream(hand: Hand) -> Any:
-    return hand.stream.fetchone()[0] if hand.stream is not None else "nothing"
-
-
 # The session's own life
 
 
-@step("flush")
-def flush(hand: Hand) -> None:
-    hand.session.flush()
-
-
-@step("commit")
-def commit(hand: Hand) -> None:
-    hand.stream = None  # inside an operation a commit does not close it
-    hand.session.commit()
-    hand.run.committed = True
-
-
-@step("rollback")
-def rollback(hand: Hand) -> str:
-    hand.session.rollback()
-    return "done"
-
-
-@step("expire all")
-def expire_all(hand: Hand) -> None:
-    hand.session.expire_all()
-
-
-@step("close")
-def close(hand: Hand) -> None:
-    hand.session.close()
-
-
-@step("remove")
-def remove(hand: Hand) -> None:
-    """As ``db.session.remove()``; a session of one's own is closed."""
-    getattr(hand.session, "remove", hand.session.close)()
-
-
-@step("unit of work")
 def unit_of_work(hand: Hand, *inner: Step) -> None:
     with hand.session.begin():
         hand.perform_all(inner, catching=False)
     hand.run.committed = True
 
 
-@step("nested, kept")
-def nested_kept(hand: Hand, *inner: Step) -> None:
+def nested_kept(hand: Hand, *inner: Step, catching: bool = True) -> None:
     with hand.session.begin_nested():
-        hand.perform_all(inner)
+        hand.perform_all(inner, catching=catching)
 
 
-@step("nested, first error ends it")
 def nested_until_error(hand: Hand, *inner: Step) -> None:
-    with hand.session.begin_nested():
-        hand.perform_all(inner, catching=False)
+    nested_kept(hand, *inner, catching=False)
 
 
-@step("nested, undone")
 def nested_undone(hand: Hand, *inner: Step) -> None:
     class Undone(Exception):
         pass
@@ -437,42 +306,29 @@ def nested_undone(hand: Hand, *inner: Step) -> None:
         return
 
 
-@step("savepoint")
-def savepoint(hand: Hand) -> None:
-    hand.savepoints.append(hand.session.begin_nested())
+def nested_by_hand(end: str) -> Callable[..., None]:
+    def perform(hand: Hand, *inner: Step) -> None:
+        savepoint = hand.session.begin_nested()
+        hand.perform_all(inner)
+        getattr(savepoint, end)()
+
+    return perform
 
 
-@step("release the savepoint")
-def release_the_savepoint(hand: Hand) -> Any:
-    if not hand.savepoints:
-        return "none"
-    hand.savepoints.pop().commit()
+def in_a_savepoint_of_the_connection(hand: Hand, *inner: Step) -> None:
+    with hand.connection.begin_nested():
+        hand.perform_all(inner)
 
 
-@step("undo the savepoint")
-def undo_the_savepoint(hand: Hand) -> Any:
-    if not hand.savepoints:
-        return "none"
-    hand.savepoints.pop().rollback()
+def no_autoflush(hand: Hand, *inner: Step) -> None:
+    with hand.session.no_autoflush:
+        hand.perform_all(inner)
 
 
-@step("send")
-def send(hand: Hand, sql: str) -> None:
-    hand.ask(sql)
+def end_the_savepoint(end: str) -> Callable[[Hand], Any]:
+    return lambda hand: getattr(hand.savepoints.pop(), end)() if hand.savepoints else "none"
 
 
-@step("ask")
-def ask(hand: Hand, sql: str) -> Any:
-    return hand.ask(sql)
-
-
-@step("wait")
-def wait(_hand: Hand) -> None:
-    """What the view does elsewhere, for longer than a transaction of ``tables`` may be idle."""
-    time.sleep(0.3)
-
-
-@step("raise")
 def raise_oops(_hand: Hand) -> None:
     raise Oops
 
@@ -480,49 +336,49 @@ def raise_oops(_hand: Hand) -> None:
 # Statements that fail
 
 
-def _flush_of(**values: Any) -> Callable[[Hand], Any]:
+def flush_of(**values: Any) -> Callable[[Hand], Any]:
     def fail(hand: Hand) -> None:
-        hand.session.add(hand.run.twin.item(**values))
+        hand.session.add(hand.item(**values))
         hand.session.flush()
 
     return fail
 
 
-def _insert_of(**values: Any) -> Callable[[Hand], Any]:
-    return lambda hand: hand.session.execute(sa.insert(hand.run.twin.item.__table__).values(**values))
+def insert_of(**values: Any) -> Callable[[Hand], Any]:
+    return lambda hand: hand.send(sa.insert(hand.table).values(**values))
 
 
-def _texts(*statements: str, **values: Any) -> Callable[[Hand], Any]:
-    return lambda hand: [hand.ask(statement, **values) for statement in statements]
+def texts(*statements: str, **values: Any) -> Callable[[Hand], Any]:
+    def ask(hand: Hand) -> None:
+        for statement in statements:
+            hand.ask(statement, **values)
+
+    return ask
 
 
 FAILURES: dict[str, Callable[[Hand], Any]] = {
-    "unique": _insert_of(label="old", amount=1),
-    "unique in a flush": _flush_of(label="old", amount=1),
-    "check": _insert_of(label="d", amount=-1),
-    "check in a flush": _flush_of(label="d", amount=-1),
-    "not null": _insert_of(label=None, amount=1),
-    "overflow": _insert_of(label="d", amount=2**40),
-    "division": _texts("select 1/0"),
-    "NUL": _insert_of(label="d\0", amount=1),
-    "NUL in a flush": _flush_of(label="d\0", amount=1),
-    "surrogate": _insert_of(label="d\ud800", amount=1),
-    "surrogate in the text": _texts("select '\ud800'"),
-    "unadaptable": _texts("select :value", value=object()),
-    "syntax": _texts("selct 1"),
-    "syntax behind a statement": _texts("select 1; selct 1"),
-    "no table": _texts("select * from nowhere"),
-    "time-out": _texts("set local statement_timeout = '50ms'", "select pg_sleep(1)"),
-    "lock time-out": _texts("set local lock_timeout = '50ms'", "select * from held for update"),
-    "lock refused": _texts("select * from held for update nowait"),
-    "cancelled": _texts("select pg_cancel_backend(pg_backend_pid()), pg_sleep(0.05)"),
-    "conflict": _texts("do $$ begin raise sqlstate '40001'; end $$"),
+    "unique": insert_of(label="old", amount=1),
+    "unique in a flush": flush_of(label="old", amount=1),
+    "check": insert_of(label="d", amount=-1),
+    "check in a flush": flush_of(label="d", amount=-1),
+    "not null": insert_of(label=None, amount=1),
+    "overflow": insert_of(label="d", amount=2**40),
+    "division": texts("select 1/0"),
+    "NUL": insert_of(label="d\0", amount=1),
+    "NUL in a flush": flush_of(label="d\0", amount=1),
+    "surrogate": insert_of(label="d\ud800", amount=1),
+    "surrogate in the text": texts("select '\ud800'"),
+    "unadaptable": texts("select :value", value=object()),
+    "a value is missing": texts("select :one, :two", one=1),
+    "syntax": texts("selct 1"),
+    "syntax behind a statement": texts("select 1; selct 1"),
+    "no table": texts("select * from nowhere"),
+    "time-out": texts("set local statement_timeout = '50ms'", "select pg_sleep(1)"),
+    "lock time-out": texts("set local lock_timeout = '50ms'", "select * from held for update"),
+    "lock refused": texts("select * from held for update nowait"),
+    "cancelled": texts("select pg_cancel_backend(pg_backend_pid()), pg_sleep(0.05)"),
+    "conflict": texts("do $$ begin raise sqlstate '40001'; end $$"),
 }
-
-
-@step("fail")
-def fail(hand: Hand, how: str) -> None:
-    FAILURES[how](hand)
 
 
 # Settings, locks, and other state of a connection
@@ -535,6 +391,7 @@ SETTINGS = {
     "local mode": "set local app.note = 'm2'",
     "local path": "set local search_path = elsewhere, public",
     "path": "set search_path = elsewhere, public",
+    "empty path": "set local search_path = ''",
     "local role": "set local role programs_clerk",
     "role": "set role programs_clerk",
     "no role": "reset role",
@@ -548,47 +405,30 @@ SETTINGS = {
     "constraints deferred": "set constraints all deferred",
     "read only": "set transaction read only",
     "serializable": "set transaction isolation level serializable",
+    "local, quoted": """set local "app.tenant" = 't4'""",
+    "local, nested": "select upper(set_config('app.tenant', 't5', true))",
+    "local, two": "select set_config('app.tenant', 't6', true), set_config('app.note', 'n', true)",
+    "local, default": "set local lock_timeout to default",
 }
 
-BEYOND_TRANSACTIONS = {"tenant", "mode", "path", "role", "no role", "time-out"}
-BEYOND_TRANSACTIONS |= {"advisory for good", "for good", "for a transaction", "prepare", "listen"}
-"""What stays on its connection: settings, locks, temporary tables."""
+IMMEDIATE = "constraints immediate"
+"""Not by chance: by design (``DEFERRED``) it outlasts a commit of nothing."""
 
+BEYOND_TRANSACTIONS = {
+    *("tenant", "mode", "path", "role", "no role", "time-out", "for a connection"),
+    *("advisory for good", "for good", "for a transaction", "with hold"),
+}
+"""What stays on its connection: settings, locks, temporary tables, cursors."""
 
-def stays_on(hand: Hand, what: str) -> bool:
-    """Whether to leave out what stays on a connection: the pool would decide who finds it again."""
-    return what in BEYOND_TRANSACTIONS and hand.run.program.uses_other_connections
-
-
-@step("set")
-def set_something(hand: Hand, what: str) -> Any:
-    if stays_on(hand, what):
-        return "left out"
-    hand.ask(SETTINGS[what])
-
-
-@step("read settings")
-def read_settings(hand: Hand) -> Any:
-    return hand.ask(
-        "select current_user, current_setting('search_path'),"
-        " nullif(current_setting('app.tenant', true), ''),"
-        " nullif(current_setting('app.note', true), ''),"
-        " current_setting('statement_timeout'), current_setting('lock_timeout'),"
-        " current_setting('idle_in_transaction_session_timeout'), current_setting('timezone'),"
-        " current_setting('synchronous_commit'), current_setting('transaction_isolation'),"
-        " current_setting('transaction_read_only')"
-    )
-
-
-@step("translate the schema")
-def translate_the_schema(hand: Hand) -> None:
-    hand.session.connection(execution_options={"schema_translate_map": {None: "elsewhere"}})
-
-
-@step("ask for serializable")
-def ask_for_serializable(hand: Hand) -> None:
-    hand.session.connection(execution_options={"isolation_level": "SERIALIZABLE"})
-
+SHOW = (
+    "select current_user, current_setting('search_path'),"
+    " nullif(current_setting('app.tenant', true), ''),"
+    " nullif(current_setting('app.note', true), ''),"
+    " current_setting('statement_timeout'), current_setting('lock_timeout'),"
+    " current_setting('idle_in_transaction_session_timeout'), current_setting('timezone'),"
+    " current_setting('synchronous_commit'), current_setting('transaction_isolation'),"
+    " current_setting('transaction_read_only')"
+)
 
 LOCKS = {
     "advisory": "select pg_advisory_xact_lock(7)",
@@ -597,19 +437,37 @@ LOCKS = {
     "row": "select label from tally for update",
     "row at once": "select label from tally for update nowait",
     "table": "lock table tally in share row exclusive mode",
+    "two tables": "lock table author, book in row exclusive mode nowait",
+    "authors": "select name from author order by name for key share skip locked",
 }
 
+FILL = "insert into scratch values ('s')"
+TEMPORARY = {"for good": "preserve rows", "for a transaction": "delete rows"}
+"""Not ON COMMIT DROP: inside an operation such a table lives until its end."""
 
-@step("lock")
+
+def set_something(hand: Hand, what: str) -> Any:
+    return "left out" if hand.stays(what) else hand.send(sa.text(SETTINGS[what]))
+
+
+def choose(hand: Hand, what: str) -> None:
+    options: dict[str, Any] = {
+        "schema": {"schema_translate_map": {None: "elsewhere"}},
+        "serializable": {"isolation_level": "SERIALIZABLE"},
+        "streams": {"stream_results": True},
+    }
+    hand.session.connection(execution_options=options[what])
+
+
 def lock(hand: Hand, what: str) -> Any:
-    if stays_on(hand, what):
+    if hand.stays(what):
         return "left out"
     return [
-        [value if isinstance(value, bool) else "" for value in row] for row in hand.ask(LOCKS[what])
+        [value if isinstance(value, bool) else "" for value in row]
+        for row in hand.ask(LOCKS[what]) or ()
     ]
 
 
-@step("read locks")
 def read_locks(hand: Hand) -> Any:
     """Not after a commit: what was locked by then stays so until the operation ends."""
     if hand.run.committed:
@@ -618,58 +476,31 @@ def read_locks(hand: Hand) -> Any:
     return hand.ask(mine)
 
 
-TEMPORARY = {"for good": "preserve rows", "for a transaction": "delete rows"}
-"""Not ON COMMIT DROP: inside an operation such a table lives until its end."""
-
-
-@step("make a temporary table")
 def make_a_temporary_table(hand: Hand, how: str) -> Any:
-    if stays_on(hand, how):
+    if hand.stays(how):
         return "left out"
-    hand.ask(f"create temporary table scratch (label text) on commit {TEMPORARY[how]}")
+    return hand.ask(f"create temporary table scratch (label text) on commit {TEMPORARY[how]}")
 
 
-@step("fill the temporary table")
-def fill_the_temporary_table(hand: Hand) -> None:
-    hand.ask("insert into scratch values ('s')")
-
-
-@step("read the temporary table")
-def read_the_temporary_table(hand: Hand) -> Any:
-    return hand.ask("select count(*) from scratch")
-
-
-@step("prepare")
-def prepare(hand: Hand) -> Any:
-    if stays_on(hand, "prepare"):
-        return "left out"
-    hand.ask("prepare ready as select 1")
-
-
-@step("listen")
-def listen(hand: Hand) -> Any:
-    if stays_on(hand, "listen"):
-        return "left out"
-    hand.ask("listen news")
+def for_a_connection(hand: Hand, sql: str) -> Any:
+    """Statements about what stays on a connection."""
+    return "left out" if hand.stays("for a connection") else hand.ask(sql)
 
 
 # Other sessions and connections
 
 
-@step("in a helper's context")
 def in_a_context(hand: Hand, *inner: Step) -> None:
     twin = hand.run.twin
     with twin.app.app_context():
         Hand(hand.run, twin.db.session).perform_all(inner)
 
 
-@step("in a session of its own")
 def in_a_session(hand: Hand, *inner: Step) -> None:
     with hand.run.twin.new_session() as session:
         Hand(hand.run, session).perform_all(inner)
 
 
-@step("by a second session")
 def by_a_second_session(hand: Hand, *inner: Step) -> None:
     """The same one for the whole view: it is closed where the view ends."""
     run = hand.run
@@ -678,38 +509,123 @@ def by_a_second_session(hand: Hand, *inner: Step) -> None:
     run.second.perform_all(inner)
 
 
-@step("write an audit by engine")
-def write_an_audit(hand: Hand, label: str) -> None:
+def by_engine(hand: Hand, sql: str) -> None:
     with hand.run.twin.db.engine.begin() as connection:
-        connection.execute(sa.text("insert into audit values (:label)"), {"label": label})
+        connection.execute(sa.text(sql))
+
+
+def write_an_audit(hand: Hand, label: str) -> None:
+    by_engine(hand, f"insert into audit values ('{label}')")
     hand.run.audits.append(label)
 
 
-@step("count up by engine")
 def count_up_by_engine(hand: Hand) -> Any:
     """Not after a commit: what was locked by then stays so until the operation ends."""
     if hand.run.committed:
         return "left out"
-    with hand.run.twin.db.engine.begin() as connection:
-        connection.execute(sa.text("update tally set amount = amount + 1"))
+    by_engine(hand, "update tally set amount = amount + 1")
     hand.run.counted += 1
+    return None
 
 
 OTHER_CONNECTIONS = {
-    "in a helper's context",
-    "in a session of its own",
-    "by a second session",
-    "write an audit by engine",
-    "count up by engine",
-    "audit by a session of the engine",
+    *("in a helper's context", "in a session of its own", "by a second session"),
+    *("write an audit by engine", "count up by engine"),
 }
 
 
 @contextmanager
-def ended_second_session(run: Run) -> Any:
+def ended_second_session(run: Run) -> Iterator[None]:
     """Close what the view has opened beside its session."""
     try:
         yield
     finally:
         if run.second is not None:
             run.second.session.close()
+
+
+# How each is called, and with which words.
+
+NEW, OLD, PLACES = ("a", "b", "c"), ("old", "older"), (1, 2)
+
+TABLE = [
+    Row("orm", "add", NEW, lambda h, label: h.session.add(h.item(label=label, amount=1))),
+    Row(
+        "orm", "add several", NEW, lambda h, label: h.session.add_all(h.item(**x) for x in _many(label))
+    ),
+    Row("orm", "modify", OLD, modify),
+    Row("orm", "delete", OLD, delete),
+    Row("orm", "update by ORM", OLD, lambda h, label: update(h, label, "orm", 100)),
+    Row("core", "insert", NEW, lambda h, x: h.send(sa.insert(h.table).values(label=x, amount=2))),
+    Row("core", "insert many", ("b",), lambda h, label: h.send(sa.insert(h.item), _many(label))),
+    Row("core", "update", (*OLD, "a"), lambda h, label: update(h, label, "core", 10)),
+    Row(
+        *("core", "delete by core", (*OLD, "a")),
+        lambda h, x: h.session.execute(sa.delete(h.table).where(h.table.c.label == x)).rowcount,
+    ),
+    Row(
+        *("core", "insert as text", NEW),
+        lambda h, x: h.ask("insert into item (label, amount) values (:label, 3)", label=x),
+    ),
+    Row(
+        *("core", "insert by connection", NEW),
+        lambda h, x: h.connection.execute(sa.insert(h.table).values(label=x, amount=6)).rowcount,
+    ),
+    Row("core", "count up", (), lambda h: h.ask("update tally set amount = amount + 1")),
+    Row("core", "read tally", (), read_tally),
+    Row("places", "take a place", PLACES, lambda h, x: h.ask(f"insert into place (spot) values ({x})")),
+    Row("places", "read places", (), lambda h: h.ask("select spot from place order by spot")),
+    Row("always", "read", (), read),
+    Row("always", "read the session", (), read_the_session),
+    Row("loaded", "expire all", (), lambda h: h.session.expire_all()),
+    Row("loaded", "expunge all", (), lambda h: h.session.expunge_all()),
+    Row("loaded", "close", (), lambda h: h.session.close()),
+    Row("loaded", "reset", (), lambda h: h.session.reset()),
+    Row("loaded", "remove", (), lambda h: getattr(h.session, "remove", h.session.close)()),
+    Row("loaded", "begin twice", (), lambda h: h.session.begin() and None),
+    Row("always", "flush", (), lambda h: h.session.flush()),
+    Row("always", "commit", (), Hand.commit),
+    Row("always", "rollback", (), lambda h: h.session.rollback() or "done"),
+    Row("savepoints", "savepoint", (), lambda h: h.savepoints.append(h.session.begin_nested())),
+    Row("savepoints", "release the savepoint", (), end_the_savepoint("commit")),
+    Row("savepoints", "undo the savepoint", (), end_the_savepoint("rollback")),
+    Row("savepoints", "insert in a savepoint of the connection", (*NEW, "old"), insert_in_a_savepoint),
+    Row("failures", "fail", tuple(FAILURES), lambda h, how: FAILURES[how](h)),
+    Row("settings", "set", tuple(each for each in SETTINGS if each != IMMEDIATE), set_something),
+    Row("settings", "read settings", (), lambda h: h.ask(SHOW)),
+    Row("connection", "choose", ("schema", "serializable"), choose),
+    Row("locks", "lock", tuple(LOCKS), lock),
+    Row("locks", "read locks", (), read_locks),
+    Row("connection", "make a temporary table", tuple(TEMPORARY), make_a_temporary_table),
+    Row("connection", "fill the temporary table", (), lambda h: h.ask(FILL)),
+    Row("connection", "read the temporary table", (), lambda h: h.ask("select count(*) from scratch")),
+    Row("connection", "open a stream", (), open_a_stream),
+    Row(
+        "connection", "read the stream", (), lambda h: h.stream.fetchone()[0] if h.stream else "nothing"
+    ),
+    Row(
+        *("connection", "for a connection"),
+        (
+            *("listen news", "unlisten *", "discard temp", "reset all", "deallocate all"),
+            *("prepare ready as select note_it('prepared')", "execute ready"),
+            "declare held_one cursor with hold for select name from author order by name",
+            *("fetch held_one", "close held_one"),
+        ),
+        for_a_connection,
+    ),
+    Row("engine", "write an audit by engine", ("x",), write_an_audit),
+    Row("engine", "count up by engine", (), count_up_by_engine),
+    Row("", "raise", (), raise_oops),
+    Row("", "ask", (), lambda h, sql: h.ask(sql)),
+    Row("blocks", "unit of work", (), unit_of_work),
+    Row("blocks", "nested, kept", (), nested_kept),
+    Row("blocks", "nested, undone", (), nested_undone),
+    Row("blocks", "nested, first error ends it", (), nested_until_error),
+    Row("blocks", "nested, then its own commit", (), nested_by_hand("commit")),
+    Row("blocks", "nested, then its own rollback", (), nested_by_hand("rollback")),
+    Row("blocks", "in a savepoint of the connection", (), in_a_savepoint_of_the_connection),
+    Row("blocks", "no autoflush", (), no_autoflush),
+    Row("helpers", "in a helper's context", (), in_a_context),
+    Row("helpers", "in a session of its own", (), in_a_session),
+    Row("helpers", "by a second session", (), by_a_second_session),
+]

@@ -1,7 +1,7 @@
-"""Random programs, and those that found something: plain and protected, they do the same.
+"""Random programs, and chosen ones: plain and protected, they do the same, or one is refused by name.
 
-``make differential`` runs ten thousand; here are a hundred, so that each run of the tests sees
-others. What they are made from is printed: ``PROGRAMS_SEED=7`` makes the same ones again.
+``make differential`` runs ten thousand; here are a hundred for each driver, so that each run of the
+tests sees others. What they are made from is printed: ``PROGRAMS_SEED=7`` makes the same ones again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 import servers.urls
+from flask_idempotency import operation_observed
 from tests import sessions
 from tests.differential import sentences
+from tests.differential.__main__ import Summary
+from tests.differential.chosen import EITHER, EQUAL, HELPER, HIDDEN, REFUSED
 from tests.differential.comparison import Twins, unlike
-from tests.differential.kept import KEPT
-from tests.differential.programs import Program, run_each, shrunk
+from tests.differential.grammar import COMMIT, ROLLBACK, Grammar, Program, shrunk
+from tests.differential.manuals import OF_DRIVER
 from tests.differential.steps import do
-from tests.differential.summary import Summary
-from tests.differential.tables import EQUAL, HELPER, REFUSED
 from tests.differential.verdicts import is_on_the_page
 
 PROGRAMS = 100
@@ -30,17 +31,31 @@ PROGRAMS = 100
 @pytest.fixture(scope="module", params=["psycopg2", "psycopg"])
 def twins(request: pytest.FixtureRequest, postgres: Any, quiet: None) -> Iterator[Twins]:
     """The applications that all programs run in, with each driver."""
-    usual, servers.urls.driver = servers.urls.driver, request.param
-    twins = Twins(postgres, f"programs_{request.param}")
+    twins = Twins(postgres, "programs", request.param)
     yield twins
     twins.close()
-    servers.urls.driver = usual
 
 
-@pytest.mark.parametrize("program", KEPT.values(), ids=KEPT)
-def test_what_once_was_different_is_equal_or_refused(twins: Twins, program: Program) -> None:
-    verdict = twins.compare(program)
-    assert not verdict.differences, str(verdict)
+@pytest.fixture(scope="module")
+def observing(postgres: Any, quiet: None) -> Iterator[Twins]:
+    """An application, and one that observes."""
+    twins = Twins(postgres, "observed", servers.urls.driver, observes=True)
+    yield twins
+    twins.close()
+
+
+@pytest.fixture(scope="module")
+def hiding(postgres: Any, quiet: None) -> Iterator[Twins]:
+    """Applications of a database in which reads may write."""
+    twins = Twins(postgres, "hiding", servers.urls.driver, hidden=True)
+    yield twins
+    twins.close()
+
+
+def seed() -> int:
+    number = int(os.environ.get("PROGRAMS_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"PROGRAMS_SEED={number}")
+    return number
 
 
 @pytest.mark.parametrize("program", EQUAL.values(), ids=EQUAL)
@@ -49,43 +64,80 @@ def test_what_need_not_be_refused_is_equal(twins: Twins, program: Program) -> No
     assert (verdict.differences, verdict.refusal) == ([], ""), str(verdict)
 
 
+@pytest.mark.parametrize("program", EITHER.values(), ids=EITHER)
+def test_what_is_not_promised_is_equal_or_refused(twins: Twins, program: Program) -> None:
+    verdict = twins.compare(program)
+    assert not verdict.differences, str(verdict)
+
+
+@pytest.mark.parametrize("program", HIDDEN.values(), ids=HIDDEN)
+def test_a_read_that_writes_is_no_read(hiding: Twins, program: Program) -> None:
+    verdict = hiding.compare(program)
+    assert not verdict.differences, str(verdict)
+
+
 @pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
-def test_a_second_session_beside_uncommitted_work_is_refused(twins: Twins, program: Program) -> None:
+def test_what_must_be_refused_is(twins: Twins, program: Program) -> None:
     verdict = twins.compare(program)
     assert not verdict.differences, str(verdict)
     if not (sessions.usual == "plain" and HELPER in program.kinds):  # that session is the view's
-        assert "session" in verdict.refusal, str(verdict)
+        assert verdict.refusal, str(verdict)
 
 
 def test_random_programs_are_equal_or_refused(twins: Twins) -> None:
-    number = int(os.environ.get("PROGRAMS_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"PROGRAMS_SEED={number}")
     summary = Summary(twins)
-    summary.run(PROGRAMS, number)
+    summary.run(PROGRAMS, seed())
     print(summary)
     assert not summary.different, "\n".join(map(str, summary.shrunk(most=3)))
     assert not summary.emptiness
 
 
+WAYS = {way for ways in OF_DRIVER.values() for way in ways}
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_each_way_of_a_driver_is_part_of_a_unit(twins: Twins, way: str) -> None:
+    """Undone, rolled back, and committed, behind a unit that was committed."""
+    if way not in OF_DRIVER[twins.driver]:
+        return
+    step = do("driver", way)
+    undone, end = do("nested, undone", step), (do("text", "authors"), do("text", "journal"))
+    steps = (do("add", "a"), COMMIT, undone, step, ROLLBACK, do("add", "b"), ROLLBACK, step, COMMIT)
+    verdict = twins.compare(Program(view=steps + end))
+    assert (verdict.differences, verdict.refusal) == ([], ""), str(verdict)
+
+
+def test_what_is_only_observed_is_never_refused(observing: Twins) -> None:
+    heard: list[Any] = []
+
+    def note(_app: Any, event: Any) -> None:
+        heard.append(event.would)
+
+    with operation_observed.connected_to(note):
+        summary = Summary(observing)
+        summary.run(PROGRAMS, seed())
+    assert not summary.different, "\n".join(map(str, summary.shrunk(most=3)))
+    assert {"executed", "replayed"} <= {*heard}
+    assert len(heard) >= PROGRAMS
+    for name, program in REFUSED.items():
+        assert not observing.compare(program).differences, name
+
+
+# The instrument itself
+
 FAILED_END = Program(
     view=(
-        do("count up"),
-        do("add", "c"),
+        *(do("count up"), do("add", "c")),
         do("nested, undone", do("savepoint"), do("insert", "c"), do("release the savepoint")),
-        do("commit"),
+        COMMIT,
     )
 )
 """The commit of the plain application is a rollback, which nobody is told."""
 
 BY_CLASS = Program(
     view=(
-        do("insert", "c"),
-        do("commit"),
-        do("count up"),
-        do("fail", "unique"),
-        do("nested, first error ends it", do("fail", "cancelled")),
-        do("fail", "NUL"),
-        do("rollback"),
+        *(do("insert", "c"), COMMIT, do("count up"), do("fail", "unique")),
+        *(do("nested, first error ends it", do("fail", "cancelled")), do("fail", "NUL"), ROLLBACK),
     )
 )
 
@@ -113,33 +165,31 @@ WRONG = {
 
 @pytest.mark.parametrize("program", LISTED.values(), ids=LISTED)
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_row_that_is_lost_or_doubled_beside_it_is_found(
-    twins: Twins, program: Program, wrong: str
-) -> None:
+def test_a_row_that_is_lost_or_doubled_is_found(twins: Twins, program: Program, wrong: str) -> None:
     with twins.at_each_commit(wrong):
         assert any(each.startswith("rows") for each in twins.compare(program).differences)
 
 
 def test_another_class_of_error_where_nothing_had_failed_is_found() -> None:
     failed, aborted = ["fail", "DataError"], ["fail", "InternalError 25P02"]
-    before = ["fail", "IntegrityError 23505"]
+    before, end = ["fail", "IntegrityError 23505"], ["rollback", "done"]
     assert list(unlike([failed], [aborted])) == [(failed, aborted)]
     assert list(unlike([before, failed], [before, aborted])) == []
-    end = ["rollback", "done"]
     assert list(unlike([before, end, failed], [before, end, aborted])) == [(failed, aborted)]
     assert list(unlike([before, failed], [before, ["fail", "OperationalError"]]))
     assert list(unlike([before, ["read", [1]]], [before, ["read", "InternalError 25P02"]]))
 
 
 def test_a_seed_makes_the_same_programs_again() -> None:
-    made: list[list[Program]] = [[], [], []]
-    for number, programs in zip([7, 7, 8], made, strict=True):
-        run_each(20, number, programs.append)
-    assert made[0] == made[1] != made[2]
+    grammar = Grammar("psycopg2")
+    one, same, other = (
+        [grammar.program(chance) for _ in range(20)] for chance in map(random.Random, (7, 7, 8))
+    )
+    assert one == same != other
 
 
 def test_a_shrunk_program_has_nothing_that_is_not_needed() -> None:
     inner = do("nested, kept", do("flush"), do("add", "a"), do("read"))
-    program = Program((do("read"), do("nested, undone", inner), do("commit")), answer="conflict")
+    program = Program((do("read"), do("nested, undone", inner), COMMIT), answer="conflict")
     smallest = shrunk(program, lambda each: {"add", "commit"} <= each.kinds)
-    assert smallest == Program((do("add", "a"), do("commit")))
+    assert smallest == Program((do("add", "a"), COMMIT))

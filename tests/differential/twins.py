@@ -18,48 +18,16 @@ from typing import Any
 import psycopg2
 import sqlalchemy as sa
 from flask import Flask, Response, got_request_exception
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from flask_idempotency import NotAtomic, idempotent
-from flask_idempotency.session.sqlalchemy_private import connections
 from servers import plain_dsn
-from tests.differential.programs import Program
-from tests.differential.steps import Handled, Oops, Run, ended_second_session, name_of
+from tests.differential import models
+from tests.differential.grammar import Grammar, Program
+from tests.differential.steps import Handled, Oops, Run, Veto, ended_second_session, name_of
 from tests.differential.worlds import STATE
 from tests.sessions import factory_of, left_behind, make_db, present_session, protect
-
-LOCK_TIMEOUT = "40ms"
-"""How long a view waits for itself, in both applications."""
-
-SET_UP = f"""
-    do $$ begin create role programs_clerk; exception when duplicate_object then null; end $$;
-    do $$ begin
-        execute format('alter database %I set lock_timeout = ''{LOCK_TIMEOUT}''', current_database());
-    end $$;
-    create schema elsewhere;
-    create table elsewhere.item (like public.item including all);
-    grant usage on schema public, elsewhere to programs_clerk;
-    grant all on all tables in schema public, elsewhere to programs_clerk;
-    grant all on all sequences in schema public to programs_clerk;
-"""
-
-ONLY_FOR_THE_OWNER = """
-    revoke all on idempotency_record from programs_clerk;
-    create table elsewhere.idempotency_record (like public.idempotency_record including all);
-"""
-"""Whoever changes role or path no longer finds the record by its bare name."""
-
-ROWS = """
-    select 'item', label, amount::text, owner from public.item
-    union all select 'elsewhere', label, amount::text, owner from elsewhere.item
-    union all select 'place', spot::text, '', '' from place
-    union all select 'tally', label, amount::text, '' from tally
-    union all select 'audit', label, '', '' from audit
-"""
-
-IN_ORDER = " order by 1, 2, 3, 4"
 
 CUT_OFF = """
     select pg_terminate_backend(pid, 5000) from pg_stat_activity
@@ -67,35 +35,9 @@ CUT_OFF = """
         and pid not in (pg_backend_pid(), %s)
 """
 
-CLEAR = """
-    delete from public.item; delete from elsewhere.item;
-    delete from place; delete from tally; delete from audit;
-    insert into public.item (label, amount) values ('old', 10), ('older', 20);
-    insert into place (spot) values (1);
-    insert into tally values ('till', 0);
-"""
-
 LEAKED = "a connection was not given back"
 LEFT = "a session was not removed"
 
-
-@dataclass(frozen=True)
-class Schema:
-    """What a grammar's programs need beside the tables that all of them have, in SQL.
-
-    ``define`` makes the classes; ``rows`` continues :data:`ROWS`, and ``clear`` :data:`CLEAR`.
-    ``connect`` makes the applications' connections to a URL, if they are not the driver's own.
-    """
-
-    define: Callable[[SQLAlchemy], SimpleNamespace] = lambda _db: SimpleNamespace()
-    before_tables: str = ""
-    set_up: str = ""
-    rows: str = ""
-    clear: str = ""
-    connect: Callable[[str], Any] | None = None
-
-
-PLAIN_SCHEMA = Schema()
 
 STATUSES = {"created": 201, "conflict": 409, "forbidden": 403, "error": 500}
 
@@ -144,11 +86,9 @@ class Twin:
     """One of the two applications."""
 
     app: Flask
-    db: SQLAlchemy
-    item: Any
-    place: Any
+    db: Any
     models: SimpleNamespace
-    schema: Schema
+    steps: dict[str, Callable[..., Any]]
     protected: bool
     url: str
     run: Run = field(init=False)
@@ -166,14 +106,14 @@ class Twin:
         """Put the rows back, and lock what is always locked."""
         records = "delete from idempotency_record;" if self.protected else ""
         with self.observer.cursor() as cursor:
-            cursor.execute(self.schema.clear + CLEAR + records)
+            cursor.execute(models.CLEAR + records)
         with self.holder.cursor() as cursor:
             cursor.execute("rollback; begin; select * from held for update")
 
     def rows(self) -> list[Any]:
         """All committed rows of the application."""
         with self.observer.cursor() as cursor:
-            cursor.execute(ROWS + self.schema.rows + IN_ORDER)
+            cursor.execute(models.ROWS)
             return [tuple(row) for row in cursor]
 
     def is_completed(self) -> bool:
@@ -215,7 +155,7 @@ class Twin:
     def post(self, program: Program, key: str) -> Request:
         """Send one request in which the program runs."""
         self.run, self.errors = Run(program, self), []
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _listeners(self, program):
             warnings.simplefilter("ignore")  # SQLAlchemy's about programs that do odd things
             try:
                 answer = self.app.test_client().post("/run", headers={"Idempotency-Key": key})
@@ -297,12 +237,11 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
         ):
             return
         with suppress(SQLAlchemyError):  # it has failed: nothing of it is kept
-            for connection in connections(session):
-                (row,) = connection.execute(keep).mappings()
-                kept.update((name, value) for name, value in row.items() if value is not None)
+            (row,) = session.connection().execute(keep).mappings()
+            kept.update((name, value) for name, value in row.items() if value is not None)
             for other in begun - {session}:  # that has only read until then
-                for connection in connections(other):
-                    apply(connection)
+                if other.in_transaction():
+                    apply(other.connection())
 
     def apply(connection: Any) -> None:
         by = [sa.func.set_config(name, kept[name], True) for name in OUTLASTING if name in kept]
@@ -325,38 +264,19 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
 def make_twin(
     url: str,
     isolation: str,
+    grammar: Grammar,
     *,
     protected: bool,
-    redis_url: str | None,
+    redis_url: str | None = None,
     enforce: bool = True,
-    schema: Schema = PLAIN_SCHEMA,
+    hidden: bool = False,
 ) -> Twin:
     """An application on an empty database."""
     db = make_db()
-
-    class Item(db.Model):  # type: ignore[name-defined, misc]
-        id = sa.Column(sa.Integer, primary_key=True)
-        label = sa.Column(sa.Text, nullable=False, unique=True)
-        amount = sa.Column(sa.Integer, sa.CheckConstraint("amount >= 0"), nullable=False)
-        owner = sa.Column(
-            sa.Text, server_default=sa.text("nullif(current_setting('app.tenant', true), '')")
-        )
-
-    class Place(db.Model):  # type: ignore[name-defined, misc]
-        id = sa.Column(sa.Integer, primary_key=True)
-        spot = sa.Column(sa.Integer, nullable=False)
-        __table_args__ = (sa.UniqueConstraint("spot", deferrable=True, initially="DEFERRED"),)
-
-    sa.Table("tally", db.metadata, sa.Column("label", sa.Text), sa.Column("amount", sa.Integer))
-    sa.Table("audit", db.metadata, sa.Column("label", sa.Text))
-    sa.Table("held", db.metadata, sa.Column("label", sa.Text))
-
     app = Flask("protected" if protected else "plain")
     app.logger.disabled = True
-    models = schema.define(db)
-    options: dict[str, Any] = {"isolation_level": isolation} if isolation else {}
-    if schema.connect is not None:
-        options["creator"] = partial(schema.connect, url)
+    classes = models.define(db)
+    options = {"isolation_level": isolation} if isolation else {}
     app.config.update(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
     db.init_app(app)
     if protected:
@@ -365,21 +285,38 @@ def make_twin(
         if redis_url:
             app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
         protect(app, db, scope=None)
-    twin = Twin(app, db, Item, Place, models, schema, protected, url)
+    steps = {row.kind: row.do for row in grammar.table}
+    twin = Twin(app, db, classes, steps, protected, url)
     _add_surroundings(twin)
     _add_view(twin)
     with app.app_context():
-        with db.engine.begin() as connection:
-            connection.exec_driver_sql(schema.before_tables or "select 1")
         db.create_all()
         db.engine.dispose()
     twin.observer, twin.holder = psycopg2.connect(plain_dsn(url)), psycopg2.connect(plain_dsn(url))
     twin.observer.autocommit = twin.holder.autocommit = True
     with twin.observer.cursor() as cursor:
-        cursor.execute("insert into held values ('held');" + SET_UP + schema.set_up)
-        if protected:
-            cursor.execute(ONLY_FOR_THE_OWNER)
+        cursor.execute(models.SET_UP + models.HIDDEN * hidden + models.ONLY_FOR_THE_OWNER * protected)
     return twin
+
+
+@contextmanager
+def _listeners(twin: Twin, program: Program) -> Iterator[None]:
+    """Listeners of the application, for a program that has such: else nothing hears its sessions."""
+
+    def choose(_session: Any, _transaction: Any, connection: Any) -> None:
+        connection.execute(sa.text(program.each))
+
+    def refuse(*_: Any) -> None:
+        if twin.run.part == "view":
+            raise Veto
+
+    found = [("after_begin", choose)] * bool(program.each)
+    found += [(program.vetoes, refuse)] * bool(program.vetoes)
+    for name, listener in found:
+        sa.event.listen(factory_of(twin.app, twin.db), name, listener)
+    yield
+    for name, listener in found:
+        sa.event.remove(factory_of(twin.app, twin.db), name, listener)
 
 
 def _add_view(twin: Twin) -> None:

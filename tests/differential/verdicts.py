@@ -59,7 +59,7 @@ class Refused:
                 before, after = seen.rows.get(table, []), step.rows.get(table, [])
                 if table not in self.besides and before != after:
                     found.append(f"{step.label}: refused, but {table} has {after} after {before}")
-            left = sorted(step.state.lines - seen.state.lines)
+            left = sorted(step.state - seen.state)
             found += [f"{step.label}: left {x}" for x in left if not re.search(self.leaves, x)]
         found += [f"a record says {record}" for record in seen.records if record[0] == "completed"]
         if seen.write.status != self.write:

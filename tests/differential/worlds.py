@@ -11,12 +11,11 @@ a retry happens in both.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -116,9 +115,6 @@ ATTRIBUTES = (
     *("cursor_factory", "server_cursor_factory", "row_factory"),
 )
 
-SQLITE = {"payment": "amount, note", "account": "name, balance", "audit": "text"}
-"""The tables on SQLite, and what is read of them."""
-
 
 @dataclass(frozen=True)
 class Error:
@@ -157,57 +153,33 @@ class Reply:
         return f"{self.status} {body}" if self.raised is None else f"raised {self.raised}"
 
 
-@dataclass(frozen=True)
-class State:
-    """What a request left on the pooled connections, as lines."""
-
-    lines: frozenset[str]
-
-
-@dataclass
-class Events:
-    """What listeners of the application's sessions heard."""
-
-    session: Counter[str] = field(default_factory=Counter)
-
-
 class World:
     """One application on a database of its own. ``protected`` says which of the two it is."""
 
-    _keys = itertools.count(1)
-
-    def __init__(
-        self, url: str, case: Case, *, protected: bool, config: dict[str, Any], binds: dict[str, str]
-    ) -> None:
-        self.protected, self.url, self.case = protected, url, case
-        self.is_postgres = url.startswith("postgresql")
+    def __init__(self, url: str, case: Case, *, protected: bool, config: dict[str, Any]) -> None:
+        self.protected, self.case = protected, case
         self.notes: list[str] = []
-        self.events = Events()
+        self.heard: Counter[str] = Counter()
         self.kept: dict[str, tuple[int, bytes, str | None]] = {}
         self._made: tuple[int, bytes, str | None] | None = None
-        self._helpers: list[Callable[[World], Any]] = []
-        self.second: Flask | None = None
-        self.first_state: State | None = None
+        self.first_state: frozenset[str] | None = None
         self.here: dict[str, Any] = {}
         """For what the functions of one case tell each other; emptied before each case."""
-        self.db = make_db(session_options=case.session_options)
+        self.db = make_db()
         self._define_models()
-        if "other" in binds:
-            self._define_remote()
         self.app = Flask("differential")
-        options = {"pool_size": case.pool, "max_overflow": 0, "pool_timeout": 2}
-        if self.is_postgres:
-            options["connect_args"] = {"options": f"-c lock_timeout={LOCK_TIMEOUT}"}
-        else:
-            options = {"connect_args": {"timeout": 2}}
-        options.update(case.engine_options or {})
+        options = {
+            "pool_size": case.pool,
+            "max_overflow": 0,
+            "pool_timeout": 2,
+            "connect_args": {"options": f"-c lock_timeout={LOCK_TIMEOUT}"},
+            **(case.engine_options or {}),
+        }
         self.app.config.update(
             SQLALCHEMY_DATABASE_URI=url,
             SQLALCHEMY_ENGINE_OPTIONS=options,
-            SQLALCHEMY_BINDS=binds,
             PROPAGATE_EXCEPTIONS=False,
         )
-        self.app.config.update(case.config or {})
         self.app.logger.disabled = True
         self.db.init_app(self.app)
         if case.early is not None:
@@ -218,14 +190,10 @@ class World:
         self._add_routes(case)
         with self.app.app_context():
             self.engine = self.db.engine
-            self.remote = self.db.engines.get("other")
-            for bind, engine in self.db.engines.items():
-                if bind != "down":
-                    self.db.metadatas[bind].create_all(engine, checkfirst=False)
-        if self.is_postgres:
-            self.admin = psycopg2.connect(plain_dsn(url))
-            self.admin.autocommit = True
-            self.admin_run(FUNCTIONS)
+            self.db.create_all()
+        self.admin = psycopg2.connect(plain_dsn(url))
+        self.admin.autocommit = True
+        self.admin_run(FUNCTIONS)
         if case.setup is not None:
             with self.app.app_context():
                 case.setup(self)
@@ -250,16 +218,6 @@ class World:
 
         self.Payment, self.Account, self.Audit = Payment, Account, Audit
 
-    def _define_remote(self) -> None:
-        db = self.db
-
-        class Remote(db.Model):  # type: ignore[name-defined, misc]
-            __bind_key__ = "other"
-            id = sa.Column(sa.Integer, primary_key=True)
-            text = sa.Column(sa.String, unique=True)
-
-        self.Remote = Remote
-
     def _add_routes(self, case: Case) -> None:
         app = self.app
 
@@ -281,11 +239,8 @@ class World:
                 self.case.teardown(self, error)
 
         view: Callable[[], Any] = self._view
-        helper: Callable[[], Any] = self._helper
-        protected_helper = helper
         if self.protected:
-            view = idempotent(atomic=case.atomic, **(case.options or {}))(view)
-            protected_helper = idempotent(helper)
+            view = idempotent(atomic=case.atomic)(view)
 
         @wraps(view)
         def pay() -> Any:
@@ -297,8 +252,6 @@ class World:
             return {"count": self.db.session.query(self.Payment).count()}, 201
 
         app.add_url_rule("/payments", "pay", pay, methods=["POST"])
-        app.add_url_rule("/helper", "helper", helper, methods=["POST"])
-        app.add_url_rule("/protected-helper", "protected", protected_helper, methods=["POST"])
         app.add_url_rule("/write", "write", write, methods=["POST"])
 
     def _view(self) -> Any:
@@ -316,16 +269,13 @@ class World:
         self._made = (response.status_code, response.get_data(), response.content_type)
         return response
 
-    def _helper(self) -> Any:
-        return _result(self._helpers[-1](self))
-
     def _listen(self) -> None:
         for name in ("after_commit", "after_rollback", "after_begin"):
             sa.event.listen(factory_of(self.app, self.db), name, self._session_listener(name))
 
     def _session_listener(self, name: str) -> Callable[..., None]:
         def heard(*_: Any) -> None:
-            self.events.session[name] += 1
+            self.heard[name] += 1
 
         return heard
 
@@ -381,30 +331,10 @@ class World:
         else:
             self.note("no error")
 
-    def request(self, function: Callable[[World], Any], *, protected: bool = False) -> Any:
-        """Run ``function`` as the view of a request of its own, which is protected or not.
-
-        Inside a view this is a request to one's own application. Every one has a key of its own.
-        """
-        self._helpers.append(function)
-        path = "/protected-helper" if protected else "/helper"
-        headers = {"Idempotency-Key": f"helper-{next(self._keys)}"}
-        try:
-            return self.app.test_client().post(path, headers=headers)
-        finally:
-            self._helpers.pop()
-
     # What the harness uses, from outside.
 
     def admin_run(self, statement: str, *values: Any) -> list[Any]:
         """Run SQL as the owner, on a connection that the application knows nothing of."""
-        if not self.is_postgres:
-            with contextlib.closing(self.engine.raw_connection()) as raw:
-                cursor = raw.cursor()
-                cursor.execute(statement, values)
-                rows = cursor.fetchall() if cursor.description else []
-                raw.commit()
-                return rows
         with self.admin.cursor() as cursor:
             cursor.execute(statement, values or None)
             return cursor.fetchall() if cursor.description else []
@@ -414,32 +344,13 @@ class World:
         self.case = case
         self.kept.clear()
         self.here.clear()
-        if self.is_postgres:
-            self.admin_run("select pg_temp.empty()")
-        else:
-            for table in (*SQLITE, *(["idempotency_record"] if self.protected else [])):
-                self.admin_run(f"delete from {table}")
-            self.admin_run("insert into account (name, balance) values ('alice', 100), ('bob', 100)")
-        if self.remote is not None:
-            with self.remote.begin() as connection:
-                connection.execute(sa.text("truncate remote"))
-        if case.seed is not None:
-            case.seed(self)
+        self.admin_run("select pg_temp.empty()")
 
     def rows(self) -> dict[str, list[str]]:
         """The rows of the application's tables, without their ``id``, in the order of their text."""
         found: dict[str, list[str]] = {}
-        if not self.is_postgres:
-            for table, columns in SQLITE.items():
-                rows = self.admin_run(f"select {columns} from {table} order by {columns}")
-                found[table] = [str(row) for row in rows]
-            return found
         for table, row in self.admin_run("select * from pg_temp.rows()"):
             found.setdefault(table, []).extend([] if row is None else [row])
-        if self.remote is not None:
-            with self.remote.connect() as connection:
-                rows = connection.execute(sa.text("select text from remote order by 1"))
-                found["remote"] = [str(row) for row in rows]
         return found
 
     def records(self) -> list[tuple[str, int | None]]:
@@ -453,20 +364,18 @@ class World:
             )
         ]
 
-    def state(self) -> State:
+    def state(self) -> frozenset[str]:
         """What is on the pooled connections now."""
         pool: Any = self.engine.pool
-        if not self.is_postgres:
-            return State(frozenset())
         if pool.checkedout():
-            return State(frozenset({f"{pool.checkedout()} connections are not given back"}))
+            return frozenset({f"{pool.checkedout()} connections are not given back"})
         lines: set[str] = set()
         with contextlib.ExitStack() as stack:
             for _ in range(max(1, pool.checkedin())):
                 raw = self.engine.raw_connection()
                 stack.callback(raw.close)
                 lines |= _state(raw.driver_connection)
-        return State(frozenset(lines))
+        return frozenset(lines)
 
     def send(self, key: str, path: str = "/payments") -> Reply:
         """One request from outside."""
@@ -502,13 +411,9 @@ class World:
 
     def close(self) -> None:
         """Let go of the database."""
-        for app in (self.app, self.second):
-            if app is not None:
-                with app.app_context():
-                    for engine in self.db.engines.values():
-                        engine.dispose()
-        if self.is_postgres:
-            self.admin.close()
+        with self.app.app_context():
+            self.engine.dispose()
+        self.admin.close()
 
 
 def _result(result: Any) -> Any:

@@ -1,0 +1,492 @@
+"""Steps from the manuals of SQLAlchemy, PostgreSQL, psycopg2 and psycopg, as these show them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import sqlalchemy as sa
+from flask import g
+from psycopg2 import extras
+from sqlalchemy import orm
+
+from tests.differential.steps import Hand, Row, rows_of
+
+TEXTS: dict[str, dict[str, str]] = {
+    "effects": {
+        "function": "select note_it('plain')",
+        "quoted function": """select "Weird Name"('quoted')""",
+        "function in a schema": "select audit_log.record('schema')",
+        "an overloaded name": "select lower('over', 1)",
+        "function in WHERE": "select name from author where note_it('where') = 0",
+        "function in a CTE": "with x as (select note_it('cte') as one) select one from x",
+        "function that catches": "select note_and_catch('inside')",
+        "function that fails": "select note_and_fail('fails')",
+        "function that locks a row": "select lock_author('Austen')",
+        "function that locks": "select lock_all(7)",
+        "view": "select number from busy",
+        "operator": "select 1 @+@ 2",
+        "explained function": "explain (analyze, costs off, timing off, summary off, buffers off)"
+        " select note_it('e')",
+        "call": "call work('called')",
+        "call that commits": "call work_and_commit('called')",
+        "block": "do $$ begin perform note_it('block'); end $$",
+        "block that catches": "do $$ begin perform note_and_fail('x'); exception when others then"
+        " perform note_it('handled'); end $$",
+        "block that commits": "do $$ begin perform note_it('block'); commit; end $$",
+        "view with a trigger": "insert into writable values ('through')",
+        "trigger that writes": "insert into author (name) values ('noted')",
+        "trigger that tells": "insert into author (name) values ('told')",
+        "trigger that refuses": "insert into author (name) values ('forbidden')",
+    },
+    "writes": {
+        "CTE that moves": "with gone as (delete from seat returning number)"
+        " insert into journal (text) select number::text from gone",
+        "insert from select": "insert into journal (text) select name from author order by id",
+        "update nothing": "update book set price = 1 where false",
+        "upsert": "insert into author (name) values ('Austen'), ('Eliot') on conflict do nothing",
+        "merge": "merge into author using (values ('Austen'), ('Eliot')) as n (name)"
+        " on n.name = author.name when matched then update set born = 3"
+        " when not matched then insert (name) values (n.name)",
+        "create as": "create table made.copied as select name from author",
+        "truncate": "truncate seat",
+        "create": 'create table made."New Table" (id serial primary key, x int)',
+        "drop": 'drop table made."New Table"',
+        "concurrently": "create index concurrently on seat (number)",
+        "vacuum": "vacuum journal",
+        "two statements": "insert into journal (text) values ('one');"
+        " insert into journal (text) values ('two')",
+        "read, then write": "select 1; insert into journal (text) values ('behind')",
+        "write, then fail": "insert into journal (text) values ('lost'); select 1/0",
+        "only a comment": "/* nothing */ -- at all",
+        "empty": ";",
+        "odd names": """insert into "Odd Schema"."Weird Table" ("Key", "select")
+            values ('; commit', 2)""",
+    },
+    "constraints": {
+        "seats swapped": "update seat set number = 3 - number",
+        "a seat taken": "insert into seat values (1)",
+        "one seat deferred": "set constraints one_seat deferred",
+        "a parent missing": "insert into node (name, parent_id) values ('x', 888)",
+        "the parent": "insert into node (id, name) values (888, 'parent')",
+    },
+    "savepoints": {
+        "savepoint": "savepoint s1",
+        "savepoint in capitals": "SAVEPOINT S1",
+        "savepoint quoted": 'savepoint "My Point"',
+        "to savepoint": "rollback to savepoint s1",
+        "to savepoint quoted": 'rollback to "My Point"',
+        "release": "release savepoint s1",
+        "savepoint and more": "savepoint s1; insert into journal (text) values ('in s1')",
+        "back and more": "rollback to s1; insert into journal (text) values ('behind s1')",
+    },
+    "server": {
+        "notify": "notify news, 'text'",
+        "declare": "declare c1 cursor for select name from author order by name",
+        "fetch": "fetch c1",
+        "close": "close c1",
+        "declare a write": "declare c2 cursor for select note_it('cursor')",
+        "fetch a write": "fetch c2",
+        "large object": "select lo_from_bytea(4711, 'abc')",
+        "unlink": "select lo_unlink(4711)",
+    },
+    "reads": {
+        "authors": "select name, born from author order by name",
+        "journal": "select text from journal order by id",
+        "literals": "select $tag$ commit; $tag$, E'\\' rollback', 'it''s; begin'",
+    },
+    "failing": {
+        "no column": "select nothing from author",
+        "bad date": "select 'no date'::date",
+        "duplicate": "insert into author (name) values ('Austen')",
+        "raise": "do $$ begin raise exception 'on purpose' using errcode = 'P0001'; end $$",
+    },
+}
+"""By family and name, what is sent as text."""
+
+ALL_TEXTS = {name: text for texts in TEXTS.values() for name, text in texts.items()}
+
+CURSORS = {"declare", "fetch", "close", "declare a write", "fetch a write"}
+"""Inside an operation they stay open over a commit."""
+
+
+def send(hand: Hand, door: str, name: str) -> Any:
+    """By the session, by SQLAlchemy's connection, or by a cursor of the driver's."""
+    text = ALL_TEXTS[name]
+    if name in CURSORS and hand.run.committed:
+        return "left out"
+    if door == "text":
+        return rows_of(hand.session.execute(sa.text(text.replace(":", r"\:"))))
+    if door == "driver SQL":
+        return rows_of(hand.connection.exec_driver_sql(text))
+    with cursor_of(hand) as cursor:
+        cursor.execute(text)
+        return [list(map(str, row)) for row in cursor] if cursor.description else cursor.rowcount
+
+
+def cursor_of(hand: Hand, *args: Any, **kwargs: Any) -> Any:
+    """A cursor of the driver's on the session's connection."""
+    return hand.connection.connection.cursor(*args, **kwargs)
+
+
+# The ORM
+
+
+def one(hand: Hand, name: str = "Austen") -> Any:
+    """The author of this name. Fails as ``one()`` does if there is none."""
+    return hand.session.scalars(sa.select(hand.run.twin.models.Author).filter_by(name=name)).one()
+
+
+def emma(hand: Hand) -> Any:
+    return hand.session.scalars(sa.select(hand.run.twin.models.Book).filter_by(title="Emma")).one()
+
+
+def kept(hand: Hand) -> Any:
+    """The book that was kept before, or else one that is now."""
+    hand.book = hand.book or emma(hand)
+    return hand.book
+
+
+def write_an_author(hand: Hand, name: str) -> None:
+    models = hand.run.twin.models
+    books = [models.Book(title=f"{name} {number}") for number in (1, 2)]
+    hand.session.add(models.Author(name=name, books=books))
+
+
+def write_a_book(hand: Hand, title: str) -> None:
+    """By the backref: the session is given the book along with its author."""
+    hand.run.twin.models.Book(title=title, author=one(hand))
+
+
+def orphan_a_book(hand: Hand) -> None:
+    found = one(hand)
+    found.books.remove(found.books[0])
+
+
+def load_books(hand: Hand, how: str) -> Any:
+    kind = hand.run.twin.models.Author
+    loads = {"joined": [orm.joinedload(kind.books)], "selectin": [orm.selectinload(kind.books)]}
+    found = hand.session.scalars(sa.select(kind).options(*loads.get(how, [])).order_by(kind.name))
+    return [[a.name, [its.title for its in a.books], a.motto] for a in found.unique().all()]
+
+
+def read_kept(hand: Hand) -> Any:
+    """Expired by a commit, it is read once more."""
+    found = kept(hand)
+    return [found.title, str(found.price), found.touched, found.author and found.author.name]
+
+
+def change_kept(hand: Hand, what: str) -> None:
+    found = kept(hand)
+    if what == "expression":
+        found.price = type(found).price + 1
+    elif what in {"title", "invalid"}:
+        found.title = "Persuasion" if what == "title" else what
+    else:
+        found.price = -1 if what == "negative" else 9
+
+
+def state_of_kept(hand: Hand, how: str) -> Any:
+    found, session = kept(hand), hand.session
+    if how == "merge":
+        hand.book = session.merge(found)
+    elif how == "for update":
+        session.refresh(found, with_for_update={"nowait": True})
+    elif how == "transient":
+        orm.make_transient(found)
+        found.id, found.title, found.version = None, "transient", None
+        session.add(found)
+    else:
+        getattr(session, how)(found)
+    seen = sa.inspect(found)
+    names = ("transient", "pending", "persistent", "deleted", "detached")
+    return [name for name in names if getattr(seen, name)]
+
+
+def lose_a_row(hand: Hand, how: str) -> None:
+    """Another version is there when the flush comes, or none: StaleDataError."""
+    found = emma(hand)
+    change = "delete from book" if how == "gone" else "update book set version = version + 1"
+    hand.ask(f"{change} where title = 'Emma'")
+    found.price = 11
+    hand.session.flush()
+
+
+def bulk(hand: Hand, how: str) -> Any:
+    author, session = hand.run.twin.models.Author, hand.session
+    rows = [{"name": f"bulk {number}", "born": number} for number in range(3)]
+    if how == "returning":
+        statement = sa.insert(author).returning(author, sort_by_parameter_order=True)
+        return [each.name for each in session.scalars(statement, rows)]
+    if how == "update":
+        session.execute(sa.update(author), [{"id": 1, "born": 7}, {"id": 2, "born": 8}])
+    elif how == "many":
+        many = [{"text": f"t{number}"} for number in range(1500)]
+        session.execute(sa.insert(hand.run.twin.models.Journal), many)
+    else:
+        rows += [{"name": "Austen", "born": None}] if how == "fails" else []
+        session.execute(sa.insert(author), rows)
+    return None
+
+
+def change_by_class(hand: Hand, how: str) -> Any:
+    book, options = hand.run.twin.models.Book, {"synchronize_session": how}
+    if how == "delete":
+        return hand.session.execute(sa.delete(book).where(book.price > 15)).rowcount
+    changed = sa.update(book).where(book.price < 15).values(price=book.price + 1)
+    if how == "returning":
+        return sorted(hand.session.scalars(changed.returning(book.title)))
+    return hand.session.execute(changed, execution_options=options).rowcount
+
+
+def iterate(hand: Hand, how: str) -> Any:
+    """Rows are read one by one, and something is done with each."""
+    kind = hand.run.twin.models.Author
+    asked = sa.select(kind).order_by(kind.name).execution_options(yield_per=1)
+    if how == "buffered":  # all rows are with the client when the commit comes
+        result = hand.session.scalars(sa.select(kind.name).order_by(kind.name))
+        hand.commit()
+        return list(result)
+    seen = []
+    for each in hand.session.scalars(asked):
+        seen.append(each.name)
+        if how == "changed":
+            each.born = 5
+        elif how == "written meanwhile":
+            hand.ask("update author set born = born + 1")
+        elif how == "left early":
+            break
+    return seen
+
+
+def a_session_on_the_connection(hand: Hand, mode: str) -> None:
+    """A session that joins the view's own connection, as the manual does it for tests."""
+    with orm.Session(hand.connection, join_transaction_mode=mode) as session:
+        session.add(hand.run.twin.models.Journal(text=f"joined {mode}"))
+        session.commit()
+
+
+# SQLAlchemy's connection, and the driver's own
+
+
+def nested(hand: Hand, end: str) -> None:
+    transaction = hand.connection.begin_nested()
+    hand.connection.exec_driver_sql("insert into journal (text) values ('nested')")
+    getattr(transaction, end)()
+
+
+def commit_the_connection(hand: Hand) -> None:
+    hand.run.committed = True
+    hand.connection.commit()
+
+
+BY_CONNECTION: dict[str, Callable[[Hand], Any]] = {
+    "begin": lambda hand: hand.connection.begin() and None,
+    "commit": commit_the_connection,
+    "rollback": lambda hand: hand.connection.rollback(),
+    "nested commit": lambda hand: nested(hand, "commit"),
+    "nested rollback": lambda hand: nested(hand, "rollback"),
+    "executemany": lambda hand: (
+        hand.connection.execute(
+            sa.insert(hand.run.twin.models.Journal), [{"text": "1"}, {"text": "2"}]
+        ).rowcount
+    ),
+    "schema": lambda hand: "seat" in sa.inspect(hand.connection).get_table_names(),
+}
+
+
+def with_hold(hand: Hand) -> Any:
+    """It outlasts the commit, and is closed."""
+    if hand.stays("with hold"):
+        return "left out"
+    cursor = cursor_of(hand, "holding", withhold=True)
+    cursor.execute("select name from author order by name")
+    first = cursor.fetchone()
+    hand.commit()
+    hand.session.connection()
+    rest = cursor.fetchall()
+    cursor.close()
+    return str([first, rest])
+
+
+def named(hand: Hand, sql: str) -> str:
+    with cursor_of(hand, "Named One") as cursor:
+        cursor.itersize = 1
+        cursor.execute(sql)
+        return str([cursor.fetchone(), *cursor])
+
+
+def large_object(hand: Hand) -> None:
+    found = hand.driver.lobject(0, "wb", 4712)
+    found.write(b"large")
+    found.close()
+
+
+def on_a_cursor(function: Callable[[Any], Any]) -> Callable[[Hand], Any]:
+    """What a cursor of the driver's does; what it fetched is seen."""
+
+    def use(hand: Hand) -> Any:
+        with cursor_of(hand) as cursor:
+            function(cursor)
+            return str(cursor.fetchall()) if cursor.description else cursor.rowcount
+
+    return use
+
+
+def copied(sql: str, given: str = "") -> Callable[[Hand], Any]:
+    def copy(hand: Hand) -> Any:
+        found = io.StringIO(given)
+        with cursor_of(hand) as cursor:
+            cursor.copy_expert(sql, found)
+        return found.getvalue()
+
+    return copy
+
+
+def copy_by_psycopg(hand: Hand, *, ends: bool = True) -> None:
+    with cursor_of(hand) as cursor, cursor.copy("copy journal (text) from stdin") as copy:
+        copy.write_row(("row",))
+        if not ends:
+            raise ValueError("in the middle")
+
+
+def copy_out_by_psycopg(hand: Hand) -> Any:
+    with cursor_of(hand) as cursor, cursor.copy("copy (select note_it('c')) to stdout") as copy:
+        return [list(map(str, row)) for row in copy.rows()]
+
+
+def stream_by_psycopg(hand: Hand, *, early: bool) -> Any:
+    with cursor_of(hand) as cursor, closing(cursor.stream("select generate_series(1, 9)")) as rows:
+        return str(next(rows) if early else list(rows))
+
+
+def pipeline(hand: Hand, *statements: str) -> Any:
+    with hand.driver.pipeline(), hand.driver.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def transaction(hand: Hand, end: str) -> None:
+    """Inside a transaction it is a savepoint."""
+    hand.ask("select 1")
+    with hand.driver.transaction() as own:
+        hand.driver.execute(INSERT)
+        if end == "fails":
+            hand.driver.execute("select 1/0")
+        if end == "rolled back":
+            raise importlib.import_module("psycopg").Rollback(own)
+
+
+def client_cursor(hand: Hand) -> None:
+    with importlib.import_module("psycopg").ClientCursor(hand.driver) as cursor:
+        cursor.execute("insert into journal (text) values (%s)", ("client",))
+
+
+INSERT, VALUES = "insert into journal (text) values ('x')", "insert into journal (text) values (%s)"
+NAMES, ROWS = "select name from author order by name", [("one",), ("two",)]
+
+_COMMON: dict[str, Callable[[Hand], Any]] = {
+    "bytes": on_a_cursor(lambda cursor: cursor.execute(INSERT.encode())),
+    "many": on_a_cursor(lambda cursor: cursor.executemany(VALUES, ROWS)),
+    "many functions": on_a_cursor(lambda cursor: cursor.executemany("select note_it(%s)", ROWS)),
+    "named": lambda hand: named(hand, NAMES),
+    "named write": lambda hand: named(hand, "select note_it('named') from author"),
+    "with hold": with_hold,
+    "closed cursor": on_a_cursor(lambda cursor: cursor.close() or cursor.execute(INSERT)),
+    "a NUL": on_a_cursor(lambda cursor: cursor.execute(VALUES, ("a\0b",))),
+}
+
+OF_DRIVER: dict[str, dict[str, Callable[[Hand], Any]]] = {
+    "psycopg2": {
+        **_COMMON,
+        "execute_values": on_a_cursor(
+            lambda cursor: extras.execute_values(cursor, f"{INSERT[:-5]}%s", ROWS, page_size=1)
+        ),
+        "execute_batch": on_a_cursor(
+            lambda cursor: extras.execute_batch(cursor, VALUES, ROWS, page_size=1)
+        ),
+        "callproc": on_a_cursor(lambda cursor: cursor.callproc("note_it", ("proc",))),
+        "callproc that fails": on_a_cursor(lambda cursor: cursor.callproc("note_and_fail", ("proc",))),
+        "copy in": copied("copy journal (text) from stdin", "one\ntwo\n"),
+        "copy that fails": copied("copy author (name) from stdin", "first\nAusten\n"),
+        "copy out": copied(f"copy ({NAMES}) to stdout with csv"),
+        "copy a function": copied("copy (select note_it('copied')) to stdout"),
+        "copy_from": on_a_cursor(
+            lambda cursor: cursor.copy_from(io.StringIO("x\ny\n"), "journal", columns=("text",))
+        ),
+        "large object": large_object,
+    },
+    "psycopg": {
+        **_COMMON,
+        "copy in": copy_by_psycopg,
+        "copy that the view ends": lambda hand: copy_by_psycopg(hand, ends=False),
+        "copy out": copy_out_by_psycopg,
+        "stream": lambda hand: stream_by_psycopg(hand, early=False),
+        "stream left early": lambda hand: stream_by_psycopg(hand, early=True),
+        "client cursor": client_cursor,
+        "pipeline": lambda hand: pipeline(hand, INSERT, NAMES),
+        "pipeline that fails": lambda hand: pipeline(hand, INSERT, "select 1/0"),
+        "transaction": lambda hand: transaction(hand, "kept"),
+        "transaction that fails": lambda hand: transaction(hand, "fails"),
+        "transaction rolled back": lambda hand: transaction(hand, "rolled back"),
+        "by the connection": lambda hand: str(hand.driver.execute("select note_it('c')").fetchone()),
+        "returning many": on_a_cursor(
+            lambda cursor: cursor.executemany(f"{VALUES} returning text", ROWS, returning=True)
+        ),
+        "prepared": on_a_cursor(lambda cursor: cursor.execute(VALUES, ("p",), prepare=True)),
+    },
+}
+"""By driver and name, what only the driver's own connection has."""
+
+TABLE = [
+    *(
+        Row(family, door, tuple(texts), lambda h, name, door=door: send(h, door, name))
+        for family, texts in TEXTS.items()
+        for door in ("text", "driver SQL", "cursor")
+    ),
+    Row("relations", "write an author", ("Woolf", "noted"), write_an_author),
+    Row("relations", "write a book", ("new", "evented", "invalid"), write_a_book),
+    Row("relations", "delete an author", ("Austen",), lambda h, name: h.session.delete(one(h, name))),
+    Row("relations", "orphan a book", (), orphan_a_book),
+    Row("relations", "load books", ("lazy", "joined", "selectin"), load_books),
+    Row(
+        *("relations", "iterate"),
+        ("changed", "written meanwhile", "left early", "buffered"),
+        iterate,
+    ),
+    Row("states", "keep a book", (), lambda h: kept(h).title),
+    Row("states", "read the kept book", (), read_kept),
+    Row(
+        *("states", "change the kept book"),
+        ("price", "expression", "negative", "title", "invalid"),
+        change_kept,
+    ),
+    Row(
+        *("states", "state of the kept book"),
+        ("expire", "refresh", "for update", "expunge", "add", "delete", "merge", "transient"),
+        state_of_kept,
+    ),
+    Row("states", "lose a row", ("gone", "changed"), lose_a_row),
+    Row("states", "what listeners heard", (), lambda h: g.pop("heard", [])),
+    Row(
+        *("states", "a session on the connection"),
+        ("create_savepoint", "conditional_savepoint", "rollback_only"),
+        a_session_on_the_connection,
+    ),
+    Row("bulk", "bulk", ("insert", "returning", "update", "many", "fails"), bulk),
+    Row(
+        *("bulk", "change by class"),
+        ("auto", "fetch", "evaluate", "returning", "delete"),
+        change_by_class,
+    ),
+    Row("by connection", "by a connection", tuple(BY_CONNECTION), lambda h, x: BY_CONNECTION[x](h)),
+]
+
+
+def table_of(driver: str) -> list[Row]:
+    """These, and what this driver has of its own."""
+    ways = OF_DRIVER[driver]
+    return [*TABLE, Row("driver", "driver", tuple(ways), lambda h, name: ways[name](h))]
