@@ -36,7 +36,6 @@ class Summary:
         """By what differs, the first program for which it does."""
         self.counted: Counter[str] = Counter()
         self.executed: Counter[str] = Counter()
-        self.executed_equal: Counter[str] = Counter()
         self.seconds = 0.0
 
     def run(self, count: int, seed: int) -> None:
@@ -59,7 +58,6 @@ class Summary:
             became = f"refused: {verdict.refusal}"
         else:
             became = "equal"
-            self.executed_equal += verdict.executed
         self.counted[became] += 1
 
     def shrunk(self, most: int) -> Iterator[Verdict]:
@@ -87,13 +85,6 @@ class Summary:
         ]
         return "\n".join(f"{what[:90]:92}{count:>8}" for what, count in rows)
 
-    def by_kind(self) -> str:
-        """How often each kind of step was executed, and in equal programs."""
-        return "\n".join(
-            f"{kind:50}{count:>10}{self.executed_equal[kind]:>15}"
-            for kind, count in sorted(self.executed.items())
-        )
-
 
 def main() -> int:
     """Read the arguments and run."""
@@ -106,7 +97,6 @@ def main() -> int:
     parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
     parser.add_argument("--sessions", choices=tests.sessions.KINDS, default=tests.sessions.usual)
     parser.add_argument("--shown", type=int, default=10, help="differences to shrink and show")
-    parser.add_argument("--kinds", action="store_true", help="count each kind of step")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     tests.sessions.usual = given.sessions
@@ -119,8 +109,6 @@ def main() -> int:
             summary = Summary(twins)
             summary.run(given.programs // len(stores), seed)
             print(f"store {store}, seed {seed}", summary, "", sep="\n", flush=True)
-            if given.kinds:
-                print(summary.by_kind(), "", sep="\n")
             for verdict in summary.shrunk(given.shown):
                 print("DIFFERENT", verdict, "", flush=True)
             for reason in summary.emptiness:

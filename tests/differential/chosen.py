@@ -6,40 +6,26 @@ nothing to refuse. Of ``EITHER``, whatever came before or is left to others, bot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tests.differential.grammar import (
-    COMMIT,
-    FLUSH,
-    READ,
-    ROLLBACK,
-    SHOW,
-    Program,
-    Steps,
-    texts,
-)
-from tests.differential.steps import FAILURES, Step, do
+from tests.differential.grammar import COMMIT, FLUSH, READ, ROLLBACK, SHOW, Program, Steps, texts
+from tests.differential.steps import FAILURES, SETTINGS, Step, do
 
 EQUAL: dict[str, Program] = {}
 REFUSED: dict[str, Program] = {}
 EITHER: dict[str, Program] = {}
 
 
-def add(programs: dict[str, Program], name: str, *view: Step, **around: Any) -> None:
-    assert name not in programs, name
-    programs[name] = Program(view=view, **around)
+def adding_to(programs: dict[str, Program]) -> Callable[..., None]:
+    def add(name: str, *view: Step, **around: Any) -> None:
+        assert name not in programs, name
+        programs[name] = Program(view=view, **around)
+
+    return add
 
 
-def equal(name: str, *view: Step, **around: Any) -> None:
-    add(EQUAL, name, *view, **around)
-
-
-def either(name: str, *view: Step, **around: Any) -> None:
-    add(EITHER, name, *view, **around)
-
-
-def refused(name: str, *view: Step, **around: Any) -> None:
-    add(REFUSED, name, *view, **around)
+equal, refused, either = map(adding_to, (EQUAL, REFUSED, EITHER))
 
 
 def nested(*inner: Step) -> Step:
@@ -53,6 +39,7 @@ def undone(*inner: Step) -> Step:
 
 ADD, LATER, LAST = do("add", "a"), do("add", "b"), do("add", "c")
 INSERT = do("insert", "a")
+TWICE = ADD, COMMIT, LATER, COMMIT
 ABORTED = (INSERT, INSERT)
 """The second breaks a unique constraint: the transaction is aborted, and the view goes on."""
 ABOVE: Steps = (do("add", "z"), COMMIT)
@@ -79,16 +66,9 @@ for what in ("path", "local path", "role", "local role"):  # from there the reco
     equal(f"{what}, and a rejection", setting, COMMIT, answer="conflict")
     equal(f"{what}, and an error", setting, ADD, FLUSH, answer="raise")
     equal(f"{what}, before the view", SHOW, ADD, COMMIT, SHOW, before=(setting,))
-    each = {"local path": "set local search_path = elsewhere, public"}.get(
-        what, "set local role programs_clerk"
-    )
-    equal(f"{what}, chosen with each transaction", ADD, COMMIT, READ, LATER, COMMIT, each=each)
-equal(
-    "no path at all",
-    do("set", "empty path"),
-    do("ask", "insert into public.audit values ('x')"),
-    COMMIT,
-)
+    equal(f"{what}, chosen with each transaction", *TWICE, READ, each=SETTINGS[what])
+WRITE = do("ask", "insert into public.audit values ('x')")
+equal("no path at all", do("set", "empty path"), WRITE, COMMIT)
 equal("a role that is laid down", do("set", "role"), ADD, FLUSH, do("set", "no role"), LATER, COMMIT)
 equal("local, and work above", do("set", "local tenant"), COMMIT, ADD, COMMIT, above=(LATER, COMMIT))
 BY_ANOTHER = do("by a second session", do("set", "local tenant"), COMMIT)
@@ -201,8 +181,8 @@ either(
 
 # Constraints that are asked at the commit
 
-TAKE = (do("take a place", 1),)
-for take in (*TAKE, do("text", "a parent missing")):
+TAKE = do("take a place", 1)
+for take in (TAKE, do("text", "a parent missing")):
     what = " ".join(map(str, (take.kind, *take.arguments)))
     equal(f"{what}, caught and gone on", ADD, take, COMMIT, ROLLBACK, LATER, COMMIT)
     equal(f"{what}, answered", ADD, COMMIT, take, COMMIT, ROLLBACK, answer="conflict")
@@ -211,33 +191,14 @@ for take in (*TAKE, do("text", "a parent missing")):
     either(f"{what}, committed above", ADD, take, above=(COMMIT,))
     either(f"{what}, committed after", ADD, take, after=(COMMIT,))
     either(f"{what}, around a rejection", take, answer="forbidden", begins_above=True)
-SEATS = "one seat deferred", "a seat taken"
 RIGHT = (do("text", "a parent missing"), do("text", "the parent"), COMMIT)
-equal(
-    "a constraint that is right at the commit only, twice",
-    *RIGHT,
-    do("ask", "delete from node where name = 'x'"),
-    COMMIT,
-    *RIGHT,
-)
-equal(
-    "constraints asked at once, undone",
-    undone(do("set", "constraints immediate")),
-    TAKE[0],
-    ADD,
-    FLUSH,
-    ROLLBACK,
-    LATER,
-    COMMIT,
-)
-either("a constraint that the view defers", *texts(*SEATS), COMMIT, ROLLBACK, ADD, COMMIT)
-equal(
-    "a constraint that the view defers and mends",
-    do("text", "one seat deferred"),
-    do("text", "seats swapped"),
-    ADD,
-    COMMIT,
-)
+WRONG = do("ask", "delete from node where name = 'x'"), COMMIT
+equal("a constraint that is right at the commit only, twice", *RIGHT, *WRONG, *RIGHT)
+AT_ONCE = undone(do("set", "constraints immediate"))
+equal("constraints asked at once, undone", AT_ONCE, TAKE, ADD, FLUSH, ROLLBACK, LATER, COMMIT)
+DEFER, SWAP, TAKEN = texts("one seat deferred", "seats swapped", "a seat taken")
+either("a constraint that the view defers", DEFER, TAKEN, COMMIT, ROLLBACK, ADD, COMMIT)
+equal("a constraint that the view defers and mends", DEFER, SWAP, ADD, COMMIT)
 
 # What is rolled back is free for others
 
@@ -308,29 +269,13 @@ equal("what was undone, and a helper reads", undone(INSERT), COMMIT, READS, ADD,
 TURN = COMMIT, SECONDS["a helper rolls back"], READS
 equal("helpers in turns", ADD, *TURN, LATER, *TURN, LAST, *TURN)
 SECOND = "by a second session"
-either(
-    "a lock that a second session must not get",
-    do("lock", "row"),
-    do(SECOND, do("lock", "row at once")),
-)
-either(
-    "an advisory lock that a helper must not get",
-    do("lock", "advisory"),
-    do(HELPER, do("lock", "advisory at once")),
-)
+for what in ("row", "advisory"):
+    second = do(SECOND, do("lock", f"{what} at once"))
+    either(f"a lock that a second session must not get, {what}", do("lock", what), second)
 either("a local setting beside a second session", do(SECOND, SET[0]), READ, do(SECOND, LATER, READ))
-either(
-    "a second session commits beside an update",
-    do("update by ORM", "old"),
-    do(SECOND, LATER, COMMIT),
-    COMMIT,
-)
-either(
-    "a savepoint by text, and another session",
-    do("text", "savepoint"),
-    do(SECOND, READ),
-    do("text", "to savepoint"),
-)
+either("a second session commits", do("update by ORM", "old"), do(SECOND, LATER, COMMIT), COMMIT)
+POINT, TO_POINT = texts("savepoint", "to savepoint")
+either("a savepoint by text, and another session", POINT, do(SECOND, READ), TO_POINT)
 FAILED_FLUSH = do("add several", "a"), do("add several", "a"), FLUSH
 either("a helper beside a failed flush", *FAILED_FLUSH, do(HELPER, do("keep a book")), READ)
 equal("the engine beside uncommitted work", ADD, FLUSH, do("write an audit by engine", "x"), COMMIT)
@@ -357,31 +302,14 @@ for what, steps in {
     either(f"{what} before the view, and a commit after it", ADD, before=steps, after=(COMMIT,))
     either(f"{what} before a rejection", ROLLBACK, before=steps, answer="conflict")
 equal("a change to an object from before the view", CHANGE[1], COMMIT, before=CHANGE[:1])
-equal(
-    "a detached object from before the view",
-    do("state of the kept book", "expunge"),
-    do("change the kept book", "price"),
-    ADD,
-    COMMIT,
-    before=CHANGE[:1],
-)
+OUT = do("state of the kept book", "expunge")
+equal("a detached object from before the view", OUT, CHANGE[1], ADD, COMMIT, before=CHANGE[:1])
 either("an error before the view", before=(do("fail", "division"),))
 either("a failed flush before the view", ADD, COMMIT, before=FAILED_FLUSH)
 for level in ("REPEATABLE READ", "SERIALIZABLE"):
     equal(f"no read before the view at {level}", SHOW, ADD, COMMIT, SHOW, isolation=level)
-    equal(
-        f"a read that was rolled back at {level}", ADD, COMMIT, isolation=level, before=(READ, ROLLBACK)
-    )
-    add(
-        REFUSED, f"db.session had read before, at {level}", ADD, COMMIT, isolation=level, before=(READ,)
-    )
-either(
-    "a setting for good before the view, a commit of nothing, and an error",
-    *(COMMIT, do("lock", "advisory at once")),
-    before=SET[1:],
-    answer="raise",
-    handler="plain",
-)
+    equal(f"a read that was undone at {level}", *TWICE, isolation=level, before=(READ, ROLLBACK))
+    refused(f"a read before the view at {level}", *TWICE, isolation=level, before=(READ,))
 
 # Who commits what the view wrote, and who fails up there
 
@@ -409,23 +337,17 @@ for what, steps in WROTE.items():
         equal(f"{what}, and {answer}", *steps, answer=answer)
         either(f"{what}, and {answer}, committed after", *steps, answer=answer, after=(COMMIT,))
     for handler in ("plain", "rolls back"):
-        either(
-            f"{what}, an error, a handler that is {handler}",
-            *steps,
-            answer="raise",
-            handler=handler,
-            after=(COMMIT,),
-        )
-for what in WROTE.keys() - {"committed"}:
-    add(REFUSED, f"{what}, db.session is left", *WROTE[what])
+        raises: Any = {"answer": "raise", "handler": handler, "after": (COMMIT,)}
+        either(f"{what}, an error, a handler that is {handler}", *steps, **raises)
+    if what != "committed":
+        refused(f"{what}, and nobody commits", *steps)
 either("a unique label that is taken, found above", ADD, FLUSH, do("add", "old"), above=(COMMIT,))
 either("a commit that failed, and one above", LAST, LAST, COMMIT, above=ABOVE)
+MET = do("ask", "insert into item (label, amount) values ('old', 1) on conflict do nothing")
 for what, step in {
     "an update of no rows": do("update", "nobody"),
     "a delete of no rows": do("delete by core", "nobody"),
-    "an insert that met a conflict": do(
-        "ask", "insert into item (label, amount) values ('old', 1) on conflict do nothing"
-    ),
+    "an insert that met a conflict": MET,
     "what a nested transaction undid": nested(LAST, do("fail", "unique")),
     "what a nested transaction undid by hand": undone(LAST),
 }.items():
@@ -439,24 +361,9 @@ for name in ("before_commit", "before_flush", "after_flush"):
 
 # Ends that are not ours: what they hide behind, ``tests/session/test_commits_that_are_not_ours.py``.
 
-for text in (
-    "commit",
-    "select 1; commit",
-    "commit and chain",
-    "rollback",
-    "begin",
-    "prepare transaction 'x'",
-):
-    add(
-        REFUSED,
-        f"{text}, begins or ends a transaction",
-        ADD,
-        FLUSH,
-        do("ask", text),
-        LATER,
-        COMMIT,
-        catches="nothing",
-    )
+ENDS = ("commit", "select 1; commit", "commit and chain", "rollback", "begin")
+for text in (*ENDS, "prepare transaction 'x'"):
+    refused(f"{text}, as text", ADD, FLUSH, do("ask", text), LATER, COMMIT, catches="nothing")
 for how in ("commit", "rollback", "begin"):
     either(f"{how} of the connection", INSERT, do("by a connection", how), LATER, COMMIT)
 for text in ("block", "block that commits", "vacuum", "call", "call that commits", "two statements"):

@@ -127,7 +127,6 @@ TOGETHER: dict[str, list[Steps]] = {
     "locks": [
         (do("lock", "row"), ROLLBACK, do("count up by engine")),
         (do("lock", "advisory"), ROLLBACK, do("read locks")),
-        (do("text", "function that locks"), ROLLBACK, do("read locks")),
     ],
     "connection": [
         (do("make a temporary table", "for a transaction"), do("fill the temporary table")),
@@ -143,7 +142,6 @@ TOGETHER: dict[str, list[Steps]] = {
         (do("change the kept book", "price"), COMMIT, do("read the kept book")),
         (do("change the kept book", "expression"), ROLLBACK, do("read the kept book")),
     ],
-    "server": [(do("text", "declare"), do("text", "fetch"), COMMIT)],
     "effects": [  # whoever takes the effect for a read loses it here
         (do("text", name), other)
         for name in manuals.TEXTS["effects"]
@@ -180,7 +178,7 @@ BEFORE: list[Steps] = [
     (READ, do("close")),
     (do("fail", "division"),),
     (do("choose", "schema"),),
-    *((step,) for step in texts("quoted function", "view", "operator")),
+    *((step,) for step in texts("quoted function", "function in a schema")),
     (do("read the kept book"), do("change the kept book", "price")),
     (do("iterate", "left early"),),
 ]

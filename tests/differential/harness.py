@@ -1,19 +1,15 @@
-"""The same view in a plain and in a protected application, side by side, and what differs.
+"""Views that are no program (``grammar``), in a plain and in a protected application, side by side.
 
-Each case sends key 1, key 1 again, key 2 and key 2 again to both applications. After each request the
-rows of the application's tables are read from outside; after the first and the last also what is on
-the pooled connections. At the end an unprotected request writes. The plain application remembers its
-answers in a dictionary (see ``tests.differential.worlds``), so that the requests pair off.
-
-Compared are statuses, bodies, exceptions (those that a view caught and noted, and those that left the
-application), rows, what listeners heard, and what is left on the connections. Rows are compared
-without their ``id``: a sequence does not go back where a try is rolled back.
+Each case sends key 1, key 1 again, key 2 and key 2 again to both applications, and an unprotected
+request at the end. Compared are statuses, bodies, exceptions (those that a view noted, and those that
+left the application), what listeners heard, what is left on the connections, and rows, without their
+``id``: a sequence does not go back where a try is rolled back.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +29,6 @@ from tests.differential.verdicts import (
     Verdict,
 )
 from tests.differential.worlds import Error, Reply, World
-from tests.drivers import with_driver
 
 View = Callable[[World], Any]
 
@@ -54,10 +49,8 @@ class Case:
     its own (cases with the same function share one), ``early`` the same before the extension's
     ``init_app``. ``prelude`` runs before each case.
 
-    ``events=False`` compares nothing that listeners heard.
-
-    ``status`` is that of the plain application's first answer, so that a case which fails for another
-    reason than meant is noticed.
+    ``events=False`` compares nothing that listeners heard. ``status`` is that of the plain
+    application's first answer, so that a case which fails for another reason than meant is noticed.
     """
 
     name: str
@@ -243,12 +236,12 @@ class Laboratory:
         self._databases = databases
         self.driver = urls.driver
         """SQLAlchemy's name of the driver of all applications that are asked for from now on."""
-        self._pairs: OrderedDict[Any, tuple[World, World]] = OrderedDict()
-        self._used: dict[int, list[str]] = {}
+        self._pairs: dict[Any, tuple[World, World]] = {}
 
     def run_pair(self, case: Case, store: str) -> Outcome:
-        """The case in both applications."""
-        pair = self.take(case, store)
+        """The case in both applications, which then wait for the next case of their kind."""
+        kind = (store, self.driver, *case.application)
+        pair = self._pairs.pop(kind, None) or self._make(case, store)
         outcome = None
         try:
             outcome = Outcome(case, store, observe(pair[0], case), observe(pair[1], case))
@@ -259,18 +252,10 @@ class Laboratory:
                 for world, seen in zip(pair, (outcome.plain, outcome.protected), strict=True):
                     if seen.steps[-1].state != seen.state or case.prelude is not None:
                         world.forget_connections()
-                self.give_back(case, store, pair)
+                self._pairs[kind] = pair
+                if len(self._pairs) > PAIRS_KEPT:
+                    self._discard(self._pairs.pop(next(iter(self._pairs))))
         return outcome
-
-    def take(self, case: Case, store: str) -> tuple[World, World]:
-        """The plain and the protected application for a case."""
-        return self._pairs.pop((store, self.driver, *case.application), None) or self._make(case, store)
-
-    def give_back(self, case: Case, store: str, pair: tuple[World, World]) -> None:
-        """Keep two applications for the next case of their kind."""
-        self._pairs[(store, self.driver, *case.application)] = pair
-        while len(self._pairs) > PAIRS_KEPT:
-            self._discard(self._pairs.popitem(last=False)[1])
 
     def close(self) -> None:
         """Let go of all applications."""
@@ -278,13 +263,10 @@ class Laboratory:
             self._discard(self._pairs.popitem()[1])
 
     def _make(self, case: Case, store: str) -> tuple[World, World]:
-        urls = [self._databases.take(), self._databases.take()]
-        config = {"IDEMPOTENCY_STORE": store}
         plain, protected = (
-            World(with_driver(url, self.driver), case, protected=protected, config=config)
-            for url, protected in zip(urls, (False, True), strict=True)
+            World(self._databases.take(), self.driver, case, store=store if is_protected else None)
+            for is_protected in (False, True)
         )
-        self._used[id(plain)] = urls
         for world in (plain, protected):
             world.case = Case("warm up", lambda _: None)
             world.send("warm-up")
@@ -293,8 +275,7 @@ class Laboratory:
     def _discard(self, pair: tuple[World, World]) -> None:
         for world in pair:
             world.close()
-        for url in self._used.pop(id(pair[0]), ()):
-            self._databases.give_back(url)
+            self._databases.give_back(world.url)
 
 
 def observe(world: World, case: Case) -> Observation:

@@ -23,21 +23,16 @@ TEXTS: dict[str, dict[str, str]] = {
         "an overloaded name": "select lower('over', 1)",
         "function in WHERE": "select name from author where note_it('where') = 0",
         "function in a CTE": "with x as (select note_it('cte') as one) select one from x",
-        "function that catches": "select note_and_catch('inside')",
         "function that fails": "select note_and_fail('fails')",
         "function that locks a row": "select lock_author('Austen')",
-        "function that locks": "select lock_all(7)",
         "view": "select number from busy",
         "operator": "select 1 @+@ 2",
-        "explained function": "explain (analyze, costs off, timing off, summary off, buffers off)"
-        " select note_it('e')",
         "call": "call work('called')",
         "call that commits": "call work_and_commit('called')",
         "block": "do $$ begin perform note_it('block'); end $$",
         "block that catches": "do $$ begin perform note_and_fail('x'); exception when others then"
         " perform note_it('handled'); end $$",
         "block that commits": "do $$ begin perform note_it('block'); commit; end $$",
-        "view with a trigger": "insert into writable values ('through')",
         "trigger that writes": "insert into author (name) values ('noted')",
         "trigger that tells": "insert into author (name) values ('told')",
         "trigger that refuses": "insert into author (name) values ('forbidden')",
@@ -85,11 +80,6 @@ TEXTS: dict[str, dict[str, str]] = {
     },
     "server": {
         "notify": "notify news, 'text'",
-        "declare": "declare c1 cursor for select name from author order by name",
-        "fetch": "fetch c1",
-        "close": "close c1",
-        "declare a write": "declare c2 cursor for select note_it('cursor')",
-        "fetch a write": "fetch c2",
         "large object": "select lo_from_bytea(4711, 'abc')",
         "unlink": "select lo_unlink(4711)",
     },
@@ -109,15 +99,10 @@ TEXTS: dict[str, dict[str, str]] = {
 
 ALL_TEXTS = {name: text for texts in TEXTS.values() for name, text in texts.items()}
 
-CURSORS = {"declare", "fetch", "close", "declare a write", "fetch a write"}
-"""Inside an operation they stay open over a commit."""
-
 
 def send(hand: Hand, door: str, name: str) -> Any:
     """By the session, by SQLAlchemy's connection, or by a cursor of the driver's."""
     text = ALL_TEXTS[name]
-    if name in CURSORS and hand.run.committed:
-        return "left out"
     if door == "text":
         return rows_of(hand.session.execute(sa.text(text.replace(":", r"\:"))))
     if door == "driver SQL":
@@ -246,10 +231,6 @@ def iterate(hand: Hand, how: str) -> Any:
     """Rows are read one by one, and something is done with each."""
     kind = hand.run.twin.models.Author
     asked = sa.select(kind).order_by(kind.name).execution_options(yield_per=1)
-    if how == "buffered":  # all rows are with the client when the commit comes
-        result = hand.session.scalars(sa.select(kind.name).order_by(kind.name))
-        hand.commit()
-        return list(result)
     seen = []
     for each in hand.session.scalars(asked):
         seen.append(each.name)
@@ -289,27 +270,8 @@ BY_CONNECTION: dict[str, Callable[[Hand], Any]] = {
     "rollback": lambda hand: hand.connection.rollback(),
     "nested commit": lambda hand: nested(hand, "commit"),
     "nested rollback": lambda hand: nested(hand, "rollback"),
-    "executemany": lambda hand: (
-        hand.connection.execute(
-            sa.insert(hand.run.twin.models.Journal), [{"text": "1"}, {"text": "2"}]
-        ).rowcount
-    ),
     "schema": lambda hand: "seat" in sa.inspect(hand.connection).get_table_names(),
 }
-
-
-def with_hold(hand: Hand) -> Any:
-    """It outlasts the commit, and is closed."""
-    if hand.stays("with hold"):
-        return "left out"
-    cursor = cursor_of(hand, "holding", withhold=True)
-    cursor.execute("select name from author order by name")
-    first = cursor.fetchone()
-    hand.commit()
-    hand.session.connection()
-    rest = cursor.fetchall()
-    cursor.close()
-    return str([first, rest])
 
 
 def named(hand: Hand, sql: str) -> str:
@@ -380,11 +342,6 @@ def transaction(hand: Hand, end: str) -> None:
             raise importlib.import_module("psycopg").Rollback(own)
 
 
-def client_cursor(hand: Hand) -> None:
-    with importlib.import_module("psycopg").ClientCursor(hand.driver) as cursor:
-        cursor.execute("insert into journal (text) values (%s)", ("client",))
-
-
 INSERT, VALUES = "insert into journal (text) values ('x')", "insert into journal (text) values (%s)"
 NAMES, ROWS = "select name from author order by name", [("one",), ("two",)]
 
@@ -394,7 +351,6 @@ _COMMON: dict[str, Callable[[Hand], Any]] = {
     "many functions": on_a_cursor(lambda cursor: cursor.executemany("select note_it(%s)", ROWS)),
     "named": lambda hand: named(hand, NAMES),
     "named write": lambda hand: named(hand, "select note_it('named') from author"),
-    "with hold": with_hold,
     "closed cursor": on_a_cursor(lambda cursor: cursor.close() or cursor.execute(INSERT)),
     "a NUL": on_a_cursor(lambda cursor: cursor.execute(VALUES, ("a\0b",))),
 }
@@ -426,7 +382,6 @@ OF_DRIVER: dict[str, dict[str, Callable[[Hand], Any]]] = {
         "copy out": copy_out_by_psycopg,
         "stream": lambda hand: stream_by_psycopg(hand, early=False),
         "stream left early": lambda hand: stream_by_psycopg(hand, early=True),
-        "client cursor": client_cursor,
         "pipeline": lambda hand: pipeline(hand, INSERT, NAMES),
         "pipeline that fails": lambda hand: pipeline(hand, INSERT, "select 1/0"),
         "transaction": lambda hand: transaction(hand, "kept"),
@@ -454,7 +409,7 @@ TABLE = [
     Row("relations", "load books", ("lazy", "joined", "selectin"), load_books),
     Row(
         *("relations", "iterate"),
-        ("changed", "written meanwhile", "left early", "buffered"),
+        ("changed", "written meanwhile", "left early"),
         iterate,
     ),
     Row("states", "keep a book", (), lambda h: kept(h).title),

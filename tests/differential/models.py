@@ -132,25 +132,13 @@ SET_UP = f"""
     create function note_and_fail(text) returns int language plpgsql as $$ begin
         insert into journal (text) values ('fails ' || $1);
         raise exception 'no' using errcode = '23514'; end $$;
-    create function note_and_catch(text) returns int language plpgsql as $$ begin
-        begin insert into author (name) values ('Austen');
-        exception when unique_violation then insert into journal (text) values ('caught ' || $1); end;
-        return 5; end $$;
     create function lock_author(text) returns int language sql as $$
         select born from author where name = $1 for update $$;
-    create function lock_all(int) returns int language plpgsql as $$ begin
-        perform pg_advisory_xact_lock($1); return 1; end $$;
     create procedure work(text) language plpgsql as $$ begin
         insert into journal (text) values ('work ' || $1); end $$;
     create procedure work_and_commit(text) language plpgsql as $$ begin
         insert into journal (text) values ('work ' || $1); commit; end $$;
 
-    create view writable as select name from author;
-    create function write_through() returns trigger language plpgsql as $$ begin
-        insert into author (name) values (new.name || ' (view)'); return new; end $$;
-    create trigger through instead of insert on writable
-        for each row execute function write_through();
-    create materialized view stale_names as select name from author;
     create function on_author() returns trigger language plpgsql as $$ begin
         if new.name = 'forbidden' then raise exception 'forbidden' using errcode = 'P0001'; end if;
         if new.name like 'noted%' then perform note_it(new.name); end if;

@@ -1,9 +1,4 @@
-"""The sentences of ``docs/guarantees.md`` that a difference by design rests on.
-
-They are looked for without regard to case, line breaks, backquotes and asterisks.
-"""
-
-from __future__ import annotations
+"""What ``docs/guarantees.md`` says of each difference by design (case and quotes do not count)."""
 
 ROLLED_BACK = "a commit that is followed by an error is rolled back with the operation"
 KEPT = "the client gets a 500 and a retry gets the stored response"

@@ -129,13 +129,9 @@ class Hand:
     stream: Any = None
     savepoints: list[Any] = field(default_factory=list)
 
-    @property
-    def item(self) -> Any:
-        return self.run.twin.models.Item
-
-    @property
-    def table(self) -> sa.Table:
-        return self.item.__table__
+    def __post_init__(self) -> None:
+        self.item = self.run.twin.models.Item
+        self.table = self.item.__table__
 
     @property
     def itself(self) -> Any:
@@ -420,15 +416,13 @@ BEYOND_TRANSACTIONS = {
 }
 """What stays on its connection: settings, locks, temporary tables, cursors."""
 
-SHOW = (
-    "select current_user, current_setting('search_path'),"
-    " nullif(current_setting('app.tenant', true), ''),"
-    " nullif(current_setting('app.note', true), ''),"
-    " current_setting('statement_timeout'), current_setting('lock_timeout'),"
-    " current_setting('idle_in_transaction_session_timeout'), current_setting('timezone'),"
-    " current_setting('synchronous_commit'), current_setting('transaction_isolation'),"
-    " current_setting('transaction_read_only')"
-)
+SHOWN = ("search_path", "app.tenant", "app.note", "statement_timeout", "lock_timeout", "timezone")
+SHOWN += ("idle_in_transaction_session_timeout", "synchronous_commit", "role")
+"""Settings that programs make. The role is last: another one may not be allowed to set the rest."""
+
+_SETTINGS = ", ".join(f"nullif(current_setting('{name}', true), '')" for name in SHOWN)
+SHOW = f"select {_SETTINGS}, current_user, current_setting('transaction_isolation'),"
+SHOW += " current_setting('transaction_read_only')"
 
 LOCKS = {
     "advisory": "select pg_advisory_xact_lock(7)",
@@ -546,6 +540,7 @@ def ended_second_session(run: Run) -> Iterator[None]:
 
 # How each is called, and with which words.
 
+INSERT = sa.text("insert into item (label, amount) values (:label, 3)")
 NEW, OLD, PLACES = ("a", "b", "c"), ("old", "older"), (1, 2)
 
 TABLE = [
@@ -563,13 +558,12 @@ TABLE = [
         *("core", "delete by core", (*OLD, "a")),
         lambda h, x: h.session.execute(sa.delete(h.table).where(h.table.c.label == x)).rowcount,
     ),
+    Row("core", "insert as text", NEW, lambda h, x: h.send(INSERT, {"label": x})),
     Row(
-        *("core", "insert as text", NEW),
-        lambda h, x: h.ask("insert into item (label, amount) values (:label, 3)", label=x),
-    ),
-    Row(
-        *("core", "insert by connection", NEW),
-        lambda h, x: h.connection.execute(sa.insert(h.table).values(label=x, amount=6)).rowcount,
+        "core",
+        "insert by connection",
+        NEW,
+        lambda h, x: h.connection.execute(INSERT, {"label": x}).rowcount,
     ),
     Row("core", "count up", (), lambda h: h.ask("update tally set amount = amount + 1")),
     Row("core", "read tally", (), read_tally),

@@ -202,25 +202,12 @@ def everything(world):
     pay(world)
 
 
-def tenant_at_checkout(world):
-    """A listener of the pool, which begins the driver's transaction."""
-
-    @sa.event.listens_for(world.engine, "checkout")
-    def choose(driver, _record, _proxy):
-        with driver.cursor() as cursor:
-            cursor.execute("select set_config('app.tenant', 'a', true)")
-
-
 for what, options in {
     "a cursor that puts a comment in front": {"cursor_factory": Commenting},
     "a connection of another class": {"connection_factory": OwnConnection},
     "an encoding": {"client_encoding": "latin1"},
 }.items():
     family.add(what, everything, engine_options={"connect_args": options})
-for what, before in {"nothing": None, "a read": lambda world: world.sql("select 1")}.items():
-    name = f"a listener that begins a transaction at checkout, and {what} before the view"
-    family.add(name, everything, setup=tenant_at_checkout, before=before)
-
 LOST = Either((EQUAL, Refused(), NothingKept(503)))
 
 

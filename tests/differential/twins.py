@@ -6,7 +6,6 @@ after the other: between two programs only rows are put back, so that one costs 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -25,7 +24,7 @@ from flask_idempotency import NotAtomic, idempotent
 from servers import plain_dsn
 from tests.differential import models
 from tests.differential.grammar import Grammar, Program
-from tests.differential.steps import Handled, Oops, Run, Veto, ended_second_session, name_of
+from tests.differential.steps import SHOWN, Handled, Oops, Run, Veto, ended_second_session, name_of
 from tests.differential.worlds import STATE
 from tests.sessions import factory_of, left_behind, make_db, present_session, protect
 
@@ -55,14 +54,6 @@ class Request:
     run: Run
     errors: list[BaseException]
     rows: list[Any]
-
-    @property
-    def json(self) -> Any:
-        """The body, or None if it is something else."""
-        try:
-            return json.loads(self.text)
-        except ValueError:
-            return None
 
     @property
     def refusal(self) -> str:
@@ -203,22 +194,6 @@ def savepoints_unchecked(twin: Twin) -> Iterator[list[str]]:
             delattr(dialect, verb)
 
 
-OUTLASTING = (
-    "app.tenant",
-    "app.note",
-    "search_path",
-    "statement_timeout",
-    "lock_timeout",
-    "idle_in_transaction_session_timeout",
-    "datestyle",
-    "timezone",
-    "synchronous_commit",
-    "standard_conforming_strings",
-    "role",
-)
-"""Settings that programs make for one transaction."""
-
-
 @contextmanager
 def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str, str]]:
     """What a view commits keeps its settings for transactions of these parts, as in an operation.
@@ -227,14 +202,11 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
     """
     kept: dict[str, str] = {}
     begun: set[Session] = set()
-    keep = sa.select(*(sa.func.current_setting(name, True).label(name) for name in OUTLASTING))
+    keep = sa.select(*(sa.func.current_setting(name, True).label(name) for name in SHOWN))
 
     def before_commit(session: Session) -> None:
-        if (
-            twin.run.part not in parts
-            or session.in_nested_transaction()
-            or not session.in_transaction()
-        ):
+        is_nested = session.in_nested_transaction()
+        if is_nested or twin.run.part not in parts or not session.in_transaction():
             return
         with suppress(SQLAlchemyError):  # it has failed: nothing of it is kept
             (row,) = session.connection().execute(keep).mappings()
@@ -244,7 +216,7 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
                     apply(other.connection())
 
     def apply(connection: Any) -> None:
-        by = [sa.func.set_config(name, kept[name], True) for name in OUTLASTING if name in kept]
+        by = [sa.func.set_config(name, kept[name], True) for name in SHOWN if name in kept]
         connection.execute(sa.select(*by))
 
     def after_begin(session: Session, transaction: Any, connection: Any) -> None:

@@ -27,7 +27,7 @@ from flask import Flask, Response, g, got_request_exception, request
 from flask_idempotency import idempotent
 from flask_idempotency.core.errors import sqlstate
 from servers import plain_dsn
-from tests.drivers import own_cursor
+from tests.drivers import own_cursor, with_driver
 from tests.sessions import factory_of, make_db, protect
 
 if TYPE_CHECKING:
@@ -97,17 +97,7 @@ STATE = """
 """
 
 
-DEFAULTS = {
-    ("isolation_level", psycopg2.extensions.ISOLATION_LEVEL_READ_COMMITTED),
-    ("isolation_level", "READ_COMMITTED"),
-    ("isolation_level", None),
-    ("readonly", False),
-    ("readonly", None),
-    ("deferrable", False),
-    ("deferrable", None),
-    ("read_only", False),
-    ("read_only", None),
-}
+DEFAULTS = {None, False, "READ_COMMITTED", psycopg2.extensions.ISOLATION_LEVEL_READ_COMMITTED}
 """What the server does unless told otherwise, which the driver may have been told or not."""
 
 ATTRIBUTES = (
@@ -156,8 +146,8 @@ class Reply:
 class World:
     """One application on a database of its own. ``protected`` says which of the two it is."""
 
-    def __init__(self, url: str, case: Case, *, protected: bool, config: dict[str, Any]) -> None:
-        self.protected, self.case = protected, case
+    def __init__(self, url: str, driver: str, case: Case, *, store: str | None) -> None:
+        self.url, self.protected, self.case = url, store is not None, case
         self.notes: list[str] = []
         self.heard: Counter[str] = Counter()
         self.kept: dict[str, tuple[int, bytes, str | None]] = {}
@@ -176,7 +166,7 @@ class World:
             **(case.engine_options or {}),
         }
         self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=url,
+            SQLALCHEMY_DATABASE_URI=with_driver(url, driver),
             SQLALCHEMY_ENGINE_OPTIONS=options,
             PROPAGATE_EXCEPTIONS=False,
         )
@@ -184,8 +174,8 @@ class World:
         self.db.init_app(self.app)
         if case.early is not None:
             case.early(self)
-        if protected:
-            self.app.config.update(config)
+        if self.protected:
+            self.app.config["IDEMPOTENCY_STORE"] = store
             protect(self.app, self.db, scope=None)
         self._add_routes(case)
         with self.app.app_context():
@@ -428,7 +418,7 @@ def _state(driver: Any) -> set[str]:
     for name in ATTRIBUTES:
         value = getattr(driver, name, None)
         value = getattr(value, "name", value)  # psycopg's levels have other numbers than psycopg2's
-        if (name, value) not in DEFAULTS:
+        if value not in DEFAULTS:
             lines.add(f"driver's {name} {value}")
     with own_cursor(driver) as cursor:
         cursor.execute(STATE)

@@ -1,6 +1,6 @@
 """psycopg 3: what only it has, and what it does with prepared statements.
 
-Its ways to write: ``tests/differential/test_documented.py``.
+Its ways to write: ``tests/differential/manuals.py``.
 """
 
 from __future__ import annotations
