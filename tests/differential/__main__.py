@@ -47,7 +47,7 @@ class Summary:
         self.seconds += time.monotonic() - started
 
     def _add(self, verdict: Verdict) -> None:
-        self.executed += verdict.executed
+        self.executed += verdict.plain.first.run.executed
         if verdict.plain.is_broken:
             became = "broken by themselves"
         elif verdict.differences:

@@ -169,7 +169,7 @@ for what, steps in {
     either(f"{what}, and a commit above", *steps, above=ABOVE)
 equal(
     "the connection of a transaction that has failed",
-    *(do("text", "release"), do("insert in a savepoint of the connection", "c")),
+    *(do("text", "release"), do("in a savepoint of the connection", do("insert by connection", "c"))),
     *(SCHEMA[0], ROLLBACK, ADD, COMMIT),
 )
 either(

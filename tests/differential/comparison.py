@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,13 +35,7 @@ class Observed:
     first: Request
     state: list[list[str]]
     completed: bool = False
-    retry: Request | None = None
-
-    @property
-    def again(self) -> Request:
-        """The retry with the same key."""
-        assert self.retry is not None
-        return self.retry
+    retry: Any = None
 
     @property
     def is_broken(self) -> bool:
@@ -129,7 +122,7 @@ def _rerun(request: Request) -> tuple[int, int]:
 
 
 def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
-    first, retry = protected.first, protected.again
+    first, retry = protected.first, protected.retry
     if protected.completed:
         yield "record: kept though refused"
     if "a savepoint of the operation is gone" in first.refusal:
@@ -216,7 +209,7 @@ def _is_alike(plain: Request, protected: Request) -> bool:
 
 
 def _of_kept(program: Program, plain: Observed, protected: Observed) -> Iterator[str]:
-    first, retry = protected.first, protected.again
+    first, retry = protected.first, protected.retry
     for part in ("above", "after"):
         yield from _unequal(part, plain.first.run.saw(part), first.run.saw(part))
     yield from _unequal("rows", plain.first.rows, first.rows)
@@ -236,7 +229,7 @@ def _of_kept(program: Program, plain: Observed, protected: Observed) -> Iterator
 
 
 def _of_not_kept(program: Program, plain: Observed, protected: Observed) -> Iterator[str]:
-    first, retry = protected.first, protected.again
+    first, retry = protected.first, protected.retry
     if first.run.baseline is not None and not _commits_what_was_before(program, plain, first):
         yield from _unequal("rows", by_view(nothing_done(first.run)), by_view(first.rows))
     yield from protected.leaves(plain)
@@ -276,11 +269,6 @@ class Verdict:
     def refusal(self) -> str:
         """By which name it was refused, if it was."""
         return self.protected.first.refusal
-
-    @property
-    def executed(self) -> Counter[str]:
-        """How often each kind of step was done in the plain application."""
-        return self.plain.first.run.executed
 
     def __str__(self) -> str:
         lines = [f"  {line}" for line in self.differences] or [f"  {self.refusal or 'equal'}"]
@@ -383,7 +371,7 @@ class Twins:
 def unequal(_program: Program, plain: Observed, observed: Observed) -> list[str]:
     """Where two requests with one key differ in a plain application and in one that observes."""
     found = []
-    for name in ("first", "again"):
+    for name in ("first", "retry"):
         mine, other = getattr(plain, name), getattr(observed, name)
         for what in ("status", "text", "rows", "replayed", "errors_by_name"):
             found += _unequal(f"{name}: {what}", getattr(mine, what), getattr(other, what))

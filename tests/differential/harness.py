@@ -28,7 +28,7 @@ from tests.differential.verdicts import (
     Refused,
     Verdict,
 )
-from tests.differential.worlds import Error, Reply, World
+from tests.differential.worlds import Reply, World
 
 View = Callable[[World], Any]
 
@@ -141,18 +141,14 @@ def differences(plain: Observation, protected: Observation) -> list[str]:
         compare(label, str(reply), str(its_reply))
         compare(f"{label}, type", reply.content_type, its_reply.content_type)
         compare(f"{label}, replayed", reply.replayed, its_reply.replayed)
-        compare(f"{label}, errors that left", _lines(reply.errors), _lines(its_reply.errors))
+        compare(f"{label}, errors that left", reply.errors, its_reply.errors)
         compare(f"{label}, notes", *_unequal(one.notes, other.notes))
         for table in sorted(one.rows.keys() | other.rows.keys()):
             compare(f"{label}, rows of {table}", one.rows.get(table), other.rows.get(table))
         compare(f"{label}, left behind", *_only(one.state, other.state))
     compare("the next write", str(plain.write), str(protected.write))
-    compare("the next write, errors", _lines(plain.write.errors), _lines(protected.write.errors))
+    compare("the next write, errors", plain.write.errors, protected.write.errors)
     return found
-
-
-def _lines(errors: tuple[Error, ...]) -> list[str]:
-    return [str(error) for error in errors]
 
 
 def _unequal(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[list[str], list[str]]:

@@ -58,8 +58,6 @@ TEXTS: dict[str, dict[str, str]] = {
         "write, then fail": "insert into journal (text) values ('lost'); select 1/0",
         "only a comment": "/* nothing */ -- at all",
         "empty": ";",
-        "odd names": """insert into "Odd Schema"."Weird Table" ("Key", "select")
-            values ('; commit', 2)""",
     },
     "constraints": {
         "seats swapped": "update seat set number = 3 - number",
@@ -155,7 +153,7 @@ def load_books(hand: Hand, how: str) -> Any:
     kind = hand.run.twin.models.Author
     loads = {"joined": [orm.joinedload(kind.books)], "selectin": [orm.selectinload(kind.books)]}
     found = hand.session.scalars(sa.select(kind).options(*loads.get(how, [])).order_by(kind.name))
-    return [[a.name, [its.title for its in a.books], a.motto] for a in found.unique().all()]
+    return [[a.name, [its.title for its in a.books]] for a in found.unique().all()]
 
 
 def read_kept(hand: Hand) -> Any:
@@ -253,12 +251,6 @@ def a_session_on_the_connection(hand: Hand, mode: str) -> None:
 # SQLAlchemy's connection, and the driver's own
 
 
-def nested(hand: Hand, end: str) -> None:
-    transaction = hand.connection.begin_nested()
-    hand.connection.exec_driver_sql("insert into journal (text) values ('nested')")
-    getattr(transaction, end)()
-
-
 def commit_the_connection(hand: Hand) -> None:
     hand.run.committed = True
     hand.connection.commit()
@@ -268,8 +260,6 @@ BY_CONNECTION: dict[str, Callable[[Hand], Any]] = {
     "begin": lambda hand: hand.connection.begin() and None,
     "commit": commit_the_connection,
     "rollback": lambda hand: hand.connection.rollback(),
-    "nested commit": lambda hand: nested(hand, "commit"),
-    "nested rollback": lambda hand: nested(hand, "rollback"),
     "schema": lambda hand: "seat" in sa.inspect(hand.connection).get_table_names(),
 }
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from flask import g, has_app_context
 from sqlalchemy import event
-from sqlalchemy.orm import deferred, relationship, validates
+from sqlalchemy.orm import relationship, validates
 
 from tests.sessions import heard
 
@@ -61,7 +61,6 @@ def define(db: Any) -> SimpleNamespace:
         id = column(sa.Integer, primary_key=True)
         name = column(sa.Text, nullable=False, unique=True)
         born = column(sa.Integer, server_default="1900")
-        motto = deferred(column(sa.Text, server_default="none"))
         books = relationship(
             Book, back_populates="author", cascade="all, delete-orphan", order_by=Book.title
         )
@@ -118,9 +117,7 @@ SET_UP = f"""
     create schema elsewhere;
     create schema made;
     create schema audit_log;
-    create schema "Odd Schema";
     create table elsewhere.item (like public.item including all);
-    create table "Odd Schema"."Weird Table" ("Key" text, "select" int);
     create table seat (number int constraint one_seat unique deferrable initially immediate);
 
     create function note_it(text) returns int language plpgsql volatile as $$ begin
@@ -146,8 +143,8 @@ SET_UP = f"""
         return new; end $$;
     create trigger watch before insert or update on author for each row execute function on_author();
 
-    grant usage on schema public, elsewhere, "Odd Schema", audit_log to programs_clerk;
-    grant all on all tables in schema public, elsewhere, "Odd Schema" to programs_clerk;
+    grant usage on schema public, elsewhere, audit_log to programs_clerk;
+    grant all on all tables in schema public, elsewhere to programs_clerk;
     grant all on all sequences in schema public to programs_clerk;
 """
 
@@ -168,7 +165,7 @@ ONLY_FOR_THE_OWNER = """
 """
 """Whoever changes role or path no longer finds the record by its bare name."""
 
-_TABLES = ("journal", "author", "book", "node", '"Odd Schema"."Weird Table"', "seat")
+_TABLES = ("journal", "author", "book", "node", "seat")
 
 ROWS = (
     """
@@ -195,7 +192,7 @@ CLEAR = """
         perform lo_unlink(oid) from pg_largeobject_metadata;
     end $$;
     delete from book; delete from author; delete from journal; delete from node;
-    delete from seat; delete from "Odd Schema"."Weird Table";
+    delete from seat;
     delete from public.item; delete from elsewhere.item;
     delete from place; delete from tally; delete from audit;
     select setval(c.oid, 10, false) from pg_class c where relkind = 'S';
@@ -206,6 +203,5 @@ CLEAR = """
     insert into book (id, title, price, author_id, version) values
         (1, 'Emma', 10, 1, 1), (2, 'Persuasion', 20, 1, 1);
     insert into node (id, name, parent_id) values (1, 'root', null), (2, 'leaf', 1);
-    insert into "Odd Schema"."Weird Table" values ('k', 1);
     insert into seat values (1), (2);
 """

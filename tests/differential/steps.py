@@ -239,12 +239,6 @@ def update(hand: Hand, label: str, kind: Any, more: int) -> int:
     return hand.session.execute(changed.values(amount=item.amount + more)).rowcount
 
 
-def insert_in_a_savepoint(hand: Hand, label: str) -> None:
-    connection = hand.connection
-    with connection.begin_nested():
-        connection.execute(sa.insert(hand.table).values(label=label, amount=7))
-
-
 def read(hand: Hand) -> Any:
     item = hand.item
     asked = sa.select(item.label, item.amount, item.owner).order_by(item.label)
@@ -583,7 +577,6 @@ TABLE = [
     Row("savepoints", "savepoint", (), lambda h: h.savepoints.append(h.session.begin_nested())),
     Row("savepoints", "release the savepoint", (), end_the_savepoint("commit")),
     Row("savepoints", "undo the savepoint", (), end_the_savepoint("rollback")),
-    Row("savepoints", "insert in a savepoint of the connection", (*NEW, "old"), insert_in_a_savepoint),
     Row("failures", "fail", tuple(FAILURES), lambda h, how: FAILURES[how](h)),
     Row("settings", "set", tuple(each for each in SETTINGS if each != IMMEDIATE), set_something),
     Row("settings", "read settings", (), lambda h: h.ask(SHOW)),

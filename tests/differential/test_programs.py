@@ -20,7 +20,7 @@ from tests.differential import sentences
 from tests.differential.__main__ import Summary
 from tests.differential.chosen import EITHER, EQUAL, HELPER, HIDDEN, REFUSED
 from tests.differential.comparison import Twins, unlike
-from tests.differential.grammar import COMMIT, ROLLBACK, Grammar, Program, shrunk
+from tests.differential.grammar import COMMIT, ROLLBACK, Program, shrunk
 from tests.differential.manuals import OF_DRIVER
 from tests.differential.steps import do
 from tests.differential.verdicts import is_on_the_page
@@ -174,14 +174,6 @@ def test_another_class_of_error_where_nothing_had_failed_is_found() -> None:
     assert list(unlike([before, end, failed], [before, end, aborted])) == [(failed, aborted)]
     assert list(unlike([before, failed], [before, ["fail", "OperationalError"]]))
     assert list(unlike([before, ["read", [1]]], [before, ["read", "InternalError 25P02"]]))
-
-
-def test_a_seed_makes_the_same_programs_again() -> None:
-    grammar = Grammar("psycopg2")
-    one, same, other = (
-        [grammar.program(chance) for _ in range(20)] for chance in map(random.Random, (7, 7, 8))
-    )
-    assert one == same != other
 
 
 def test_a_shrunk_program_has_nothing_that_is_not_needed() -> None:

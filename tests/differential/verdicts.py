@@ -38,14 +38,11 @@ class Refused:
     """Every request fails by name, nothing of the application is committed, nothing stays behind.
 
     ``pattern`` is searched for in the message of the ``NotAtomic`` that left the application. Rows of
-    the tables named in ``besides`` may be there: the case commits them on purpose elsewhere. So may be
-    what ``leaves`` is found in, on the pooled connection. ``write`` is the status of the next write.
+    the tables named in ``besides`` may be there: the case commits them on purpose elsewhere.
     """
 
     pattern: str = ""
     besides: tuple[str, ...] = ()
-    leaves: str = "^$"
-    write: int = 201
 
     def problems(self, outcome: Outcome) -> list[str]:
         found, seen = [], outcome.protected
@@ -59,10 +56,9 @@ class Refused:
                 before, after = seen.rows.get(table, []), step.rows.get(table, [])
                 if table not in self.besides and before != after:
                     found.append(f"{step.label}: refused, but {table} has {after} after {before}")
-            left = sorted(step.state - seen.state)
-            found += [f"{step.label}: left {x}" for x in left if not re.search(self.leaves, x)]
+            found += [f"{step.label}: left {x}" for x in sorted(step.state - seen.state)]
         found += [f"a record says {record}" for record in seen.records if record[0] == "completed"]
-        if seen.write.status != self.write:
+        if seen.write.status != 201:
             found.append(f"the next write was answered {seen.write}: {seen.write.errors}")
         return found
 

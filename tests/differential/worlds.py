@@ -187,7 +187,9 @@ class World:
         if case.setup is not None:
             with self.app.app_context():
                 case.setup(self)
-        self._listen()
+        for name in ("after_commit", "after_rollback"):
+            listener = lambda *_, name=name: self.heard.update([name])  # noqa: E731
+            sa.event.listen(factory_of(self.app, self.db), name, listener)
 
     def _define_models(self) -> None:
         db = self.db
@@ -258,16 +260,6 @@ class World:
         response = self.app.make_response(result)
         self._made = (response.status_code, response.get_data(), response.content_type)
         return response
-
-    def _listen(self) -> None:
-        for name in ("after_commit", "after_rollback", "after_begin"):
-            sa.event.listen(factory_of(self.app, self.db), name, self._session_listener(name))
-
-    def _session_listener(self, name: str) -> Callable[..., None]:
-        def heard(*_: Any) -> None:
-            self.heard[name] += 1
-
-        return heard
 
     # What views and their surroundings use.
 
@@ -345,14 +337,8 @@ class World:
 
     def records(self) -> list[tuple[str, int | None]]:
         """State and status of each record."""
-        if not self.protected:
-            return []
-        return [
-            tuple(row)
-            for row in self.admin_run(
-                "select state, status from idempotency_record where name = 'pay' order by created_at"
-            )
-        ]
+        query = "select state, status from idempotency_record where name = 'pay' order by created_at"
+        return self.admin_run(query) if self.protected else []
 
     def state(self) -> frozenset[str]:
         """What is on the pooled connections now."""
