@@ -397,11 +397,7 @@ TABLE = [
     Row("relations", "delete an author", ("Austen",), lambda h, name: h.session.delete(one(h, name))),
     Row("relations", "orphan a book", (), orphan_a_book),
     Row("relations", "load books", ("lazy", "joined", "selectin"), load_books),
-    Row(
-        *("relations", "iterate"),
-        ("changed", "written meanwhile", "left early"),
-        iterate,
-    ),
+    Row("relations", "iterate", ("changed", "written meanwhile", "left early"), iterate),
     Row("states", "keep a book", (), lambda h: kept(h).title),
     Row("states", "read the kept book", (), read_kept),
     Row(

@@ -539,9 +539,7 @@ NEW, OLD, PLACES = ("a", "b", "c"), ("old", "older"), (1, 2)
 
 TABLE = [
     Row("orm", "add", NEW, lambda h, label: h.session.add(h.item(label=label, amount=1))),
-    Row(
-        "orm", "add several", NEW, lambda h, label: h.session.add_all(h.item(**x) for x in _many(label))
-    ),
+    Row("orm", "add several", NEW, lambda h, x: h.session.add_all(h.item(**y) for y in _many(x))),
     Row("orm", "modify", OLD, modify),
     Row("orm", "delete", OLD, delete),
     Row("orm", "update by ORM", OLD, lambda h, label: update(h, label, "orm", 100)),
@@ -587,9 +585,7 @@ TABLE = [
     Row("connection", "fill the temporary table", (), lambda h: h.ask(FILL)),
     Row("connection", "read the temporary table", (), lambda h: h.ask("select count(*) from scratch")),
     Row("connection", "open a stream", (), open_a_stream),
-    Row(
-        "connection", "read the stream", (), lambda h: h.stream.fetchone()[0] if h.stream else "nothing"
-    ),
+    Row("connection", "read the stream", (), lambda h: h.stream and h.stream.fetchone()[0]),
     Row(
         *("connection", "for a connection"),
         (
