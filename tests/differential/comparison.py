@@ -314,7 +314,7 @@ class Twins:
         return Verdict(program, *observed, found)
 
     def _is_listed(self, program: Program, plain: Twin, usual: Observed, protected: Observed) -> bool:
-        """Whether it differs only as ``OUTLASTING`` and ``UNRELEASED`` say.
+        """Whether it differs only by settings that outlast a commit, or by what follows a failed end.
 
         A plain application that does the same must be equal; above the view, where the operation may
         have ended, also the usual one.

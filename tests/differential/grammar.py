@@ -205,7 +205,7 @@ class Grammar:
         self.blocks, self.helpers = (
             [step.kind for (step,) in self.fragments.pop(family)] for family in ("blocks", "helpers")
         )
-        self.by_hand = {step.kind for (step,) in self.fragments.pop("")}
+        del self.fragments[""]
         self.fragments["driver"] += [
             (*each, end) for each in self.fragments["driver"] for end in (COMMIT, ROLLBACK)
         ]
@@ -217,7 +217,7 @@ class Grammar:
     @property
     def kinds(self) -> set[str]:
         """All kinds of steps that it can make."""
-        return {row.kind for row in self.table}
+        return {row.kind for row in self.table if row.family}
 
     def program(self, chance: Random) -> Program:
         """Any program. It draws on a few families only, so that some are all of one kind."""
