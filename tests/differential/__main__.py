@@ -20,12 +20,6 @@ import tests.sessions
 from tests.differential.comparison import Twins, Verdict
 from tests.differential.grammar import shrunk
 
-LEAST_EQUAL = 0.4
-"""Fewer equal programs than this prove little."""
-
-ENOUGH = 2000
-"""So many programs execute every kind of step, also the rarest."""
-
 
 class Summary:
     """Runs programs and keeps count: how many were equal, refused and by which name, or different."""
@@ -70,9 +64,9 @@ class Summary:
     def emptiness(self) -> list[str]:
         """Why the run proves too little."""
         found, equal = [], self.counted["equal"]
-        if equal < LEAST_EQUAL * self.counted.total():
+        if equal < 0.4 * self.counted.total():
             found.append(f"only {equal} of {self.counted.total()} programs were equal")
-        if self.counted.total() >= ENOUGH:
+        if self.counted.total() >= 2000:  # so many execute also the rarest kinds of steps
             kinds = sorted(self._twins.grammar.kinds - self.executed.keys())
             found += [f"never executed: {kind}" for kind in kinds]
         return found

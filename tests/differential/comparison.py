@@ -169,7 +169,7 @@ def unlike(plain: list[Any], protected: list[Any]) -> Iterator[tuple[Any, Any]]:
     That is by design in a transaction that has failed in both: whatever is sent there fails.
     """
     has_failed = False
-    for mine, other in zip_longest(plain, protected):
+    for mine, other in zip_longest(_but_for_second(plain), _but_for_second(protected)):
         is_alike = mine == other or (mine, other) == OUTLIVED
         if not (is_alike or (has_failed and _is_by_class(mine, other))):
             yield mine, other
@@ -177,6 +177,13 @@ def unlike(plain: list[Any], protected: list[Any]) -> Iterator[tuple[Any, Any]]:
             has_failed = False
         elif _sqlstate(mine) and _sqlstate(other):
             has_failed = True
+
+
+def _but_for_second(seen: list[Any]) -> list[Any]:
+    """Without a commit that fails because the one before it has (``SECOND_COMMIT``)."""
+    second = ["commit", "InvalidRequestError"]
+    pairs = zip(seen, [["", ""], *seen], strict=False)
+    return [one for one, last in pairs if not (one == second and last[0] == "commit")]
 
 
 def _is_by_class(mine: Any, other: Any) -> bool:

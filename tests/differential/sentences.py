@@ -8,6 +8,7 @@ UNSEEN = "what the view commits is not visible to other connections before the o
 HELD = "row locks and advisory transaction locks are held until the operation ends"
 NOTIFIED = "NOTIFY arrives when the operation ends"
 UNRELEASED = "after the end of a begin_nested() failed, a rollback of the one around it works"
+SECOND_COMMIT = "after a commit that failed, the next one raises InvalidRequestError"
 BY_CLASS = (
     "the next may raise InFailedSqlTransaction in place of an error of its own, and stream_results"
 )

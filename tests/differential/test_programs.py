@@ -147,7 +147,9 @@ def test_a_difference_on_the_page_is_none(twins: Twins, program: Program) -> Non
     assert verdict.plain.first.text != verdict.protected.first.text  # else it would prove nothing
 
 
-@pytest.mark.parametrize("sentence", [sentences.UNRELEASED, sentences.BY_CLASS])
+@pytest.mark.parametrize(
+    "sentence", [sentences.UNRELEASED, sentences.BY_CLASS, sentences.SECOND_COMMIT]
+)
 def test_what_the_verdict_forgives_is_on_the_page(sentence: str) -> None:
     assert is_on_the_page(sentence)
 

@@ -37,7 +37,6 @@ CUT_OFF = """
 LEAKED = "a connection was not given back"
 LEFT = "a session was not removed"
 
-
 STATUSES = {"created": 201, "conflict": 409, "forbidden": 403, "error": 500}
 
 
@@ -63,7 +62,9 @@ class Request:
                 return f"NotAtomic: {error}"
         if self.status == 500 and "NotAtomic" in [what for _, what in self.run.saw("view")]:
             return "NotAtomic, told to the view, which then failed by itself"
-        if self.status == 503 and "problem:transaction-conflict" in self.text:
+        is_strict = self.status >= 500 and self.run.program.isolation  # a decorator may have raised
+        failed = is_strict and any(str(what).endswith(" 40001") for _, what in self.run.saw("view"))
+        if failed or (self.status == 503 and "problem:transaction-conflict" in self.text):
             return "TransactionConflict"
         return ""
 
