@@ -56,8 +56,6 @@ TEXTS: dict[str, dict[str, str]] = {
         " insert into journal (text) values ('two')",
         "read, then write": "select 1; insert into journal (text) values ('behind')",
         "write, then fail": "insert into journal (text) values ('lost'); select 1/0",
-        "only a comment": "/* nothing */ -- at all",
-        "empty": ";",
     },
     "constraints": {
         "seats swapped": "update seat set number = 3 - number",
@@ -79,7 +77,6 @@ TEXTS: dict[str, dict[str, str]] = {
     "server": {
         "notify": "notify news, 'text'",
         "large object": "select lo_from_bytea(4711, 'abc')",
-        "unlink": "select lo_unlink(4711)",
     },
     "reads": {
         "authors": "select name, born from author order by name",
@@ -88,7 +85,6 @@ TEXTS: dict[str, dict[str, str]] = {
     },
     "failing": {
         "no column": "select nothing from author",
-        "bad date": "select 'no date'::date",
         "duplicate": "insert into author (name) values ('Austen')",
         "raise": "do $$ begin raise exception 'on purpose' using errcode = 'P0001'; end $$",
     },
@@ -260,7 +256,6 @@ BY_CONNECTION: dict[str, Callable[[Hand], Any]] = {
     "begin": lambda hand: hand.connection.begin() and None,
     "commit": commit_the_connection,
     "rollback": lambda hand: hand.connection.rollback(),
-    "schema": lambda hand: "seat" in sa.inspect(hand.connection).get_table_names(),
 }
 
 

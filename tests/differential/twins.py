@@ -202,35 +202,36 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
     The role comes last: another one may not be allowed to set the rest.
     """
     kept: dict[str, str] = {}
-    begun: set[Session] = set()
+    begun: dict[Session, Any] = {}
     keep = sa.select(*(sa.func.current_setting(name, True).label(name) for name in SHOWN))
 
-    def before_commit(session: Session) -> None:
-        is_nested = session.in_nested_transaction()
-        if is_nested or twin.run.part not in parts or not session.in_transaction():
+    def before_commit(connection: Any) -> None:
+        if connection not in begun.values() or twin.run.part not in parts:
             return
         with suppress(SQLAlchemyError):  # it has failed: nothing of it is kept
-            (row,) = session.connection().execute(keep).mappings()
+            (row,) = connection.execute(keep).mappings()
             kept.update((name, value) for name, value in row.items() if value is not None)
-            for other in begun - {session}:  # that has only read until then
-                if other.in_transaction():
-                    apply(other.connection())
+            for session, other in begun.items():  # that has only read until then
+                if other is not connection and session.in_transaction():
+                    apply(other)
 
     def apply(connection: Any) -> None:
         by = [sa.func.set_config(name, kept[name], True) for name in SHOWN if name in kept]
         connection.execute(sa.select(*by))
 
     def after_begin(session: Session, transaction: Any, connection: Any) -> None:
-        begun.add(session)
+        begun[session] = connection
         if kept and twin.run.part in parts and not transaction.nested:
             apply(connection)
 
-    sa.event.listen(Session, "before_commit", before_commit)
+    with twin.app.app_context():
+        engine = twin.db.engine
+    sa.event.listen(engine, "commit", before_commit)
     sa.event.listen(Session, "after_begin", after_begin)
     try:
         yield kept
     finally:
-        sa.event.remove(Session, "before_commit", before_commit)
+        sa.event.remove(engine, "commit", before_commit)
         sa.event.remove(Session, "after_begin", after_begin)
 
 
