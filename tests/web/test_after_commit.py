@@ -15,6 +15,31 @@ from sqlalchemy import event, text
 from flask_idempotency import NotAtomic, after_commit, idempotent
 
 REQUESTS = ["with a key", "without a key", "unprotected"]
+WAYS = pytest.mark.parametrize("way", REQUESTS)
+KINDS = pytest.mark.parametrize("atomic", [True, False])
+
+
+@pytest.fixture
+def seen():
+    return []
+
+
+@pytest.fixture
+def pay(world):
+    """Adds a payment; ``commit=True`` commits it, too."""
+
+    def pay(commit=False):
+        world.db.session.add(world.Payment(amount=5))
+        if commit:
+            world.db.session.commit()
+
+    return pay
+
+
+@pytest.fixture
+def look(world, seen):
+    """Notes how many payments another connection sees."""
+    return lambda: seen.append(world.count())
 
 
 def ways(world, function, **options):
@@ -24,173 +49,130 @@ def ways(world, function, **options):
 
     def post(way):
         path = "/unprotected" if way == "unprotected" else "/payments"
-        return world.post(path, key="a" if way == "with a key" else None)
+        return world.post(path, key="a" if way == "with a key" else None).status_code
 
     return post
 
 
-def seen_from_outside(world):
-    """The amounts that another connection sees."""
-    with world.db.engine.connect() as connection:
-        return list(connection.scalars(world.db.select(world.Payment.amount)))
-
-
-def add_payment(world):
-    world.db.session.add(world.Payment(amount=5))
-
-
-@pytest.mark.parametrize("way", REQUESTS)
-def test_it_comes_after_the_commit_that_others_see(world, way):
-    seen = []
-
-    def pay():
-        add_payment(world)
-        after_commit(lambda: seen.append(seen_from_outside(world)))
+@WAYS
+def test_it_comes_after_the_commit_that_others_see(world, pay, look, seen, way, caplog):
+    def view():
+        pay()
         world.db.session.flush()
+        after_commit(lambda: seen.append("rolled back"))
+        world.db.session.rollback()
+        pay()
+        after_commit(lambda: 1 / 0)  # changes nothing
+        after_commit(look)
+        after_commit(lambda: seen.append(world.db.session.get(world.Payment, 2).amount))
         with world.db.session.begin_nested():
-            add_payment(world)
+            pay()
         assert seen == []
         world.db.session.commit()
+        assert world.db.session.get(world.Payment, 2).amount == 5  # nobody commits this
+        after_commit(look)
         return {}, 201
 
-    assert ways(world, pay)(way).status_code == 201
-    assert seen == [[5, 5]]
+    assert ways(world, view)(way) == 201
+    assert seen == [2, 5, 2]
+    assert "a function failed after the commit" in caplog.text
 
 
-@pytest.mark.parametrize("way", REQUESTS)
-def test_a_cache_holds_what_was_committed(world, way):
-    """The way of an application that emits an event after its commit, which clears a cache.
+@KINDS
+@pytest.mark.parametrize("committed", [0, 1])
+@WAYS
+def test_not_for_what_a_stored_rejection_leaves(world, pay, look, seen, way, committed, atomic):
+    """A mail went out for a row that the 409 had undone, if the client sent a key."""
 
-    Another request fills the cache from the database, as soon as it is clear.
-    """
-    world.sql("insert into payment (id, amount) values (7, 1)")
-    cache = {7: 1}
+    def view():
+        if committed:
+            pay()
+            after_commit(look)
+            world.db.session.commit()
+        with world.db.session.begin():
+            pay()
+            after_commit(lambda: seen.append("never"))
+            abort(409)
 
-    def clear_and_read():
-        cache.clear()
-        cache[7] = seen_from_outside(world)[0]
-
-    def change():
-        payment = world.db.session.get(world.Payment, 7)
-        payment.amount = 2
-        world.db.session.commit()
-        assert payment.amount == 2  # read again, in a transaction that nobody commits
-        after_commit(clear_and_read)
-        return {}, 201
-
-    assert ways(world, change)(way).status_code == 201
-    assert cache == {7: 2}
+    assert ways(world, view, atomic=atomic)(way) == 409
+    assert (seen, world.count()) == ([1] * committed, committed)
 
 
-@pytest.mark.parametrize("way", REQUESTS)
-def test_not_for_what_was_rolled_back(world, way):
-    seen = []
-
-    def pay():
-        add_payment(world)
-        world.db.session.flush()
-        after_commit(lambda: seen.append("undone"))
-        with world.db.session.begin_nested():
-            add_payment(world)
-        world.db.session.rollback()
-        add_payment(world)
-        after_commit(lambda: seen.append("done"))
-        world.db.session.commit()
-        return {}, 201
-
-    assert ways(world, pay)(way).status_code == 201
-    assert seen == ["done"]
-
-
-def leave(world):
-    add_payment(world)
-    after_commit(lambda: world.app.config["SEEN"].append("pending"))
-    abort(409)
-
-
-def leave_block(world):
-    with world.db.session.begin():
-        add_payment(world)
-        after_commit(lambda: world.app.config["SEEN"].append("begin"))
-        abort(409)
-
-
-def leave_second(world):
-    add_payment(world)
-    after_commit(lambda: world.app.config["SEEN"].append("first"))
-    world.db.session.commit()
-    add_payment(world)
-    after_commit(lambda: world.app.config["SEEN"].append("second"))
-    abort(409)
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-@pytest.mark.parametrize(
-    ("view", "expected"), [(leave, []), (leave_block, []), (leave_second, ["first"])]
-)
-@pytest.mark.parametrize("way", REQUESTS)
-def test_not_for_what_a_stored_rejection_leaves(world, way, view, expected, atomic):
-    """A hunter's: a mail went out for a row that the 409 had undone, if the client sent a key."""
-    seen = world.app.config["SEEN"] = []
-
-    def pay():
-        return view(world)
-
-    assert ways(world, pay, atomic=atomic)(way).status_code == 409
-    assert (seen, world.count()) == (expected, len(expected))
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_what_commits_above_the_view(world, atomic):
-    seen = []
-
+@KINDS
+@pytest.mark.parametrize("asks", ["the view", "a listener of the session"])
+def test_what_commits_above_the_view(world, pay, look, seen, asks, atomic):
     @world.app.after_request
     def commit(response):
         world.db.session.commit()
         return response
 
-    def pay():
-        add_payment(world)
-        after_commit(lambda: seen.append(seen_from_outside(world)))
+    def view():
+        pay()
+        if asks == "the view":
+            after_commit(look)
+        else:  # there, outside of an operation, the commit has happened; inside, it has not
+            event.listen(world.db.session(), "after_commit", lambda _: after_commit(look))
         return {}, 201
 
-    post = ways(world, pay, atomic=atomic)
-    assert [post(way).status_code for way in REQUESTS] == [201] * 3
-    assert seen == [[5], [5, 5], [5, 5, 5]]
+    post = ways(world, view, atomic=atomic)
+    assert [post(way) for way in REQUESTS] == [201] * 3
+    assert seen == [1, 2, 3]
 
 
-def test_what_a_run_leaves_to_be_committed(world):
-    seen = []
-
-    def work():
-        add_payment(world)
-        after_commit(lambda: seen.append(seen_from_outside(world)))
-        world.db.session.commit()
-        seen.append("committed")
-        return 1
-
-    with world.app.app_context():
-        for atomic in (True, False):
-            name = f"work-{atomic}"
-            assert world.idempotency.run("a", work, scope="alice", name=name, atomic=atomic) == 1
-    assert seen == ["committed", [5], "committed", [5, 5]]
-
-
-def test_what_was_asked_for_before_a_leased_operation(world):
-    """Its commit is a real one, whatever becomes of the operation."""
-    seen = []
+@KINDS
+@pytest.mark.parametrize("status", [201, 403])
+def test_what_was_asked_for_before_the_view(world, pay, look, seen, status, atomic):
+    """The view's commit is the operation's, or with a lease a real one, whatever becomes of it."""
 
     @world.app.before_request
     def before():
-        add_payment(world)
-        after_commit(lambda: seen.append(seen_from_outside(world)))
+        pay()
+        after_commit(look)
 
-    def pay():
+    def view():
         world.db.session.commit()
-        return {}, 403
+        assert seen == [] if atomic else seen == [1]
+        return {}, status
 
-    assert ways(world, pay, atomic=False)("with a key").status_code == 403
-    assert seen == [[5]]
+    assert ways(world, view, atomic=atomic)("with a key") == status
+    assert seen == ([] if atomic and status == 403 else [1])
+
+
+@KINDS
+def test_in_a_run(world, pay, look, seen, atomic):
+    def work():
+        pay()
+        after_commit(look)
+        world.db.session.commit()
+        seen.append("committed")
+
+    with world.app.app_context():
+        world.idempotency.run("a", work, scope="alice", name="work", atomic=atomic)
+    assert seen == ["committed", 1]
+
+
+def test_in_a_job_or_a_command(world, pay, look, seen):
+    with world.app.app_context():
+        with world.db.session.begin():
+            pay()
+            after_commit(look)
+            assert seen == []
+        after_commit(lambda: seen.append("at once"))
+        world.db.session.execute(text("select 1"))
+        after_commit(lambda: seen.append("at once, though it has read"))
+        assert seen == [1, "at once", "at once, though it has read"]
+        pay()
+        never = functools.partial(pytest.fail, "it was rolled back")
+        kept = weakref.ref(never)
+        after_commit(never)
+        del never
+        world.db.session.rollback()
+        gc.collect()
+        assert kept() is None
+        pay()
+        after_commit(pytest.fail)
+    with world.app.app_context():  # the end of a context is no commit
+        world.db.session.commit()
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -205,162 +187,46 @@ def test_what_cannot_be_called(world, inside):
             run(ask) if inside else ask()
 
 
-@pytest.mark.parametrize("way", REQUESTS)
-def test_what_it_raises_changes_nothing(world, way, caplog):
-    seen = []
-
-    def pay():
-        add_payment(world)
-        after_commit(lambda: 1 / 0)
-        after_commit(lambda: seen.append(world.db.session.get(world.Payment, 1).amount))
-        world.db.session.commit()
-        return {}, 201
-
-    assert ways(world, pay)(way).status_code == 201
-    assert seen == [5]
-    assert "a function failed after the commit" in caplog.text
-    assert world.count() == 1
-
-
-def test_a_job_or_a_command(world):
-    seen = []
-    with world.app.app_context():
-        with world.db.session.begin():
-            add_payment(world)
-            after_commit(lambda: seen.append(seen_from_outside(world)))
-            assert seen == []
-        after_commit(lambda: seen.append("at once"))
-        world.db.session.execute(world.db.text("select 1"))
-        after_commit(lambda: seen.append("at once, though it has read"))
-    assert seen == [[5], "at once", "at once, though it has read"]
-
-
-def test_the_end_of_the_context_is_no_commit(world):
-    seen = []
-    with world.app.app_context():
-        add_payment(world)
-        after_commit(lambda: seen.append(1))
-    with world.app.app_context():
-        world.db.session.commit()
-    assert seen == []
-
-
-def test_a_listener_of_the_session_own_event(world):
-    """There, outside of an operation, the commit has happened; inside, it has not."""
-    seen = []
-
-    def pay():
-        session = world.db.session()
-        event.listen(
-            session,
-            "after_commit",
-            lambda _: after_commit(lambda: seen.append(seen_from_outside(world))),
-        )
-        add_payment(world)
-        session.commit()
-        return {}, 201
-
-    post = ways(world, pay)
-    assert [post(way).status_code for way in REQUESTS] == [201] * 3
-    assert seen == [[5], [5, 5], [5, 5, 5]]
-
-
-def test_what_is_added_before_a_view_is_committed_by_its_operation(world):
-    """The session's commit in the view is none yet."""
-    seen = []
-
-    @world.app.before_request
-    def before():
-        add_payment(world)
-        after_commit(lambda: seen.append(seen_from_outside(world)))
-
-    def pay():
-        world.db.session.commit()
-        assert seen == []
-        return {}, 201
-
-    assert ways(world, pay)("with a key").status_code == 201
-    assert seen == [[5]]
-
-
-def test_in_a_thread_that_outlives_a_leased_operation_there_is_nothing_to_wait_for(world):
+@KINDS
+def test_in_a_thread_that_outlives_the_operation(world, pay, seen, atomic):
     """The thread has a copy of the context, in which the operation still is the innermost."""
-    ended, called, late = threading.Event(), [], []
-
-    def work():
-        assert ended.wait(10)
-        with world.app.app_context():
-            after_commit(lambda: called.append("at once"))
-
-    with ThreadPoolExecutor(1) as pool:
-
-        @world.app.post("/payments")
-        @idempotent(atomic=False)
-        def pay():
-            late.append(pool.submit(copy_context().run, work))
-            return {}, 201
-
-        assert world.post().status_code == 201
-        assert called == []
-        ended.set()
-        late[0].result(10)
-    assert called == ["at once"]
-
-
-def test_in_a_thread_that_outlives_an_atomic_operation_it_is_refused(world):
     ended, late = threading.Event(), []
 
     def work():
         assert ended.wait(10)
-        after_commit(pytest.fail)
+        with world.app.app_context():
+            after_commit(lambda: seen.append("at once"))
 
     with ThreadPoolExecutor(1) as pool:
 
         @world.app.post("/payments")
-        @idempotent
-        def pay():
-            add_payment(world)
-            world.db.session.commit()
+        @idempotent(atomic=atomic)
+        def view():
+            pay(commit=True)
             late.append(pool.submit(copy_context().run, work))
             return {}, 201
 
         assert world.post().status_code == 201
+        assert seen == []
         ended.set()
-        with pytest.raises(NotAtomic, match="where the operation has ended"):
+        if atomic:
+            with pytest.raises(NotAtomic, match="where the operation has ended"):
+                late[0].result(10)
+        else:
             late[0].result(10)
+    assert seen == ([] if atomic else ["at once"])
 
 
-def test_what_was_rolled_back_is_not_kept(world):
-    """On a session that lives on, as a command's does."""
-
-    class Call:
-        def __call__(self):
-            pytest.fail("it was rolled back")
-
-    with world.app.app_context():
-        add_payment(world)
-        call = Call()
-        kept = weakref.ref(call)
-        after_commit(call)
-        del call
-        world.db.session.rollback()
-        gc.collect()
-        assert kept() is None
-        add_payment(world)
-        world.db.session.commit()
-
-
-def test_where_the_extension_is_not_set_up():
+def test_where_the_extension_is_not_set_up(seen):
     """A module that several programs share: it waits for the session's commit there, too."""
-    heard = []
-    after_commit(lambda: heard.append("no application"))
+    after_commit(lambda: seen.append("no application"))
     app, db = Flask(__name__), SQLAlchemy()
     app.config["SQLALCHEMY_DATABASE_URI"] = "sqlite://"
     db.init_app(app)
     with app.app_context():
         db.session.execute(text("create table one (a int)"))
         db.session.execute(text("insert into one values (1)"))
-        after_commit(lambda: heard.append("committed"))
-        assert heard == ["no application"]
+        after_commit(lambda: seen.append("committed"))
+        assert seen == ["no application"]
         db.session.commit()
-    assert heard == ["no application", "committed"]
+    assert seen == ["no application", "committed"]

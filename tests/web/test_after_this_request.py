@@ -3,11 +3,12 @@
 import functools
 
 import pytest
-import sqlalchemy as sa
 from flask import Response, after_this_request, g, has_request_context
 
 from flask_idempotency import idempotent
 from flask_idempotency.flask_context import _cv_app, _is_merged
+
+KINDS = pytest.mark.parametrize("atomic", [True, False])
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def store():
 
 @pytest.fixture
 def shop(make_world):
-    """An application in production that counts how often each function ran."""
+    """An application in production; each function that was registered leaves its number."""
     world = make_world(PROPAGATE_EXCEPTIONS=False)
     world.ran = []
 
@@ -28,6 +29,8 @@ def shop(make_world):
             response.headers.add("X-Ran", f"{name} {len(world.ran)}")
             return change(response)
 
+        return {"id": 1}, 201
+
     world.register = register
     return world
 
@@ -37,139 +40,95 @@ def ran(response):
 
 
 def pay(shop):
-    shop.register("view")
     shop.db.session.add(shop.Payment(amount=5))
     shop.db.session.commit()
     return {"id": 1}, 201
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_what_the_view_registers_runs_once_and_its_effect_is_stored(shop, assert_replayed, atomic):
-    shop.app.post("/payments", endpoint="pay")(idempotent(atomic=atomic)(functools.partial(pay, shop)))
-    first, again = shop.post(), shop.post()
-    assert ran(first) == ["view 1"]
-    assert_replayed(first, again)
-    assert shop.ran == ["view"]
-
-
-def test_what_is_registered_before_the_view_or_above_it_runs_on_every_response(shop):
-    shop.app.before_request(lambda: shop.register("before"))
-
-    def above(view):
-        @functools.wraps(view)
-        def wrapper():
-            shop.register("above")
-            response = view()
-            shop.register("above, later")
-            return response
-
-        return wrapper
-
-    @shop.app.post("/payments")
-    @above
-    @idempotent
-    def view():
-        return pay(shop)
-
-    first, again = shop.post(), shop.post()
-    assert ran(first) == ["view 1", "before 2", "above 3", "above, later 4"]
-    assert ran(again) == ["view 1", "before 5", "above 6", "above, later 7"]
-
-
-def test_another_response_in_place_of_the_views_is_the_one_that_is_stored(shop, assert_replayed):
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        shop.register("view", lambda response: Response("other", 202))
-        return {}, 201
-
-    first, again = shop.post(), shop.post()
-    assert (first.status_code, first.text) == (202, "other")
-    assert_replayed(first, again)
-
-
-def test_the_response_that_the_functions_leave_says_whether_it_is_stored(shop):
-    def unavailable(response):
-        response.status_code = 503
-        return response
-
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        shop.db.session.add(shop.Payment(amount=5))
-        shop.db.session.commit()
-        shop.register("view", unavailable)
-        return {}, 201
-
-    assert [shop.post().status_code for _ in range(2)] == [503, 503]
-    assert shop.ran == ["view", "view"]
-    assert shop.count() == 0
-
-
-def test_a_function_may_register_another(shop, assert_replayed):
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        shop.register("one", lambda response: shop.register("two") or response)
-        return {}
-
-    first, again = shop.post(), shop.post()
-    assert ran(first) == ["one 1", "two 2"]
-    assert_replayed(first, again)
-
-
-def test_a_function_may_commit_what_the_view_has_written(shop, assert_replayed):
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        shop.register("view", lambda response: shop.db.session.commit() or response)
-        shop.db.session.add(shop.Payment(amount=5))
-        return {}, 201
-
-    assert_replayed(shop.post(), shop.post())
-    assert shop.count() == 1
 
 
 def fail(_response):
     raise LookupError("a mistake in the function")
 
 
-def test_a_function_that_raises_is_an_error_of_the_view(shop):
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        answer = pay(shop)
-        shop.register("failing", fail)
-        shop.register("after it")
-        return answer
-
-    first = shop.post()
-    assert first.status_code == 500
-    assert shop.ran[:2] == ["view", "failing"]
-    assert (shop.count(), shop.records()[0].state) == (0, "in_progress")
-    assert "Idempotent-Replayed" not in shop.post().headers
+def unavailable(response):
+    response.status_code = 503
+    return response
 
 
-def test_an_error_of_a_function_that_the_application_handles_is_stored_as_handled(
-    shop, assert_replayed
-):
+async def other(_response):
+    return Response("other", 202)
+
+
+def commits(shop):
+    shop.db.session.add(shop.Payment(amount=5))
+    return shop.register("view", lambda response: shop.db.session.commit() or response)
+
+
+STORED = {
+    "it changes the response": (lambda shop: shop.register("view"), 201, ["view 1"]),
+    "it registers another": (
+        lambda shop: shop.register("one", lambda response: (shop.register("two"), response)[1]),
+        201,
+        ["one 1", "two 2"],
+    ),
+    "it makes another response": (lambda shop: (after_this_request(other), {})[1], 202, []),
+    "it commits what the view has written": (commits, 201, ["view 1"]),
+    "its error is handled": (
+        lambda shop: (shop.register("view", fail), shop.register("after it"))[1],
+        409,
+        ["after it 2"],
+    ),
+}
+
+
+@KINDS
+@pytest.mark.parametrize(("view", "status", "names"), STORED.values(), ids=STORED)
+def test_it_runs_once_and_its_effect_is_stored(shop, assert_replayed, view, status, names, atomic):
     shop.app.register_error_handler(LookupError, lambda _error: ("handled", 409))
+    view = idempotent(atomic=atomic)(functools.partial(view, shop))
+    shop.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    first = shop.post()
+    assert (first.status_code, ran(first)) == (status, names)
+    assert_replayed(first, shop.post())
 
+
+@pytest.mark.parametrize(("function", "status"), [(fail, 500), (unavailable, 503)])
+def test_what_the_functions_leave_says_whether_it_is_stored(shop, function, status):
     @shop.app.post("/payments")
     @idempotent
     def view():
-        shop.register("failing", fail)
+        shop.register("view", function)
         shop.register("after it")
-        return {}
+        return pay(shop)
+
+    for _ in range(2):
+        response = shop.post()
+        assert response.status_code == status
+        assert "Idempotent-Replayed" not in response.headers
+    assert shop.ran.count("view") == 2
+    assert shop.count() == 0
+
+
+def test_what_is_registered_before_the_view_or_above_it_runs_on_every_response(shop):
+    @shop.app.before_request
+    def before():
+        shop.register("before")
+
+    protected = idempotent(lambda: shop.register("view"))
+
+    @shop.app.post("/payments")
+    def above():
+        shop.register("above")
+        response = protected()
+        shop.register("later")
+        return response
 
     first, again = shop.post(), shop.post()
-    assert (first.status_code, first.text) == (409, "handled")
-    assert_replayed(first, again)
-    assert shop.ran == ["failing", "after it"]
+    assert ran(first) == ["view 1", "before 2", "above 3", "later 4"]
+    assert ran(again) == ["view 1", "before 5", "above 6", "later 7"]
 
 
 @pytest.mark.parametrize("status", [409, 500, None])
-@pytest.mark.parametrize("atomic", [True, False])
+@KINDS
 def test_what_a_view_registers_that_raises_runs_on_the_error_as_in_flask(shop, status, atomic):
     if status is not None:
         shop.app.register_error_handler(LookupError, lambda _error: ("handled", status))
@@ -183,29 +142,12 @@ def test_what_a_view_registers_that_raises_runs_on_the_error_as_in_flask(shop, s
     plain, first = shop.post("/plain"), shop.post()
     assert (first.status_code, first.data) == (plain.status_code, plain.data)
     assert (ran(plain), ran(first)) == (["view 1"], ["view 2"])
-    again = shop.post()
     is_stored = status == 409 or not atomic
-    assert ran(again) == (["view 2"] if is_stored else ["view 3"])
-
-
-def test_an_async_view_and_an_async_function(shop, assert_replayed):
-    @shop.app.post("/payments")
-    @idempotent
-    async def view():
-        @after_this_request
-        async def function(response):
-            response.headers["X-Async"] = "yes"
-            return response
-
-        return {}
-
-    first = shop.post()
-    assert first.headers["X-Async"] == "yes"
-    assert_replayed(first, shop.post())
+    assert ran(shop.post()) == (["view 2"] if is_stored else ["view 3"])
 
 
 def test_a_view_that_is_called_without_dispatch(shop):
-    view = idempotent(functools.partial(pay, shop))
+    view = idempotent(lambda: shop.register("view"))
     shop.app.add_url_rule("/payments", "pay", view, methods=["POST"])
     headers = {"Idempotency-Key": "key-1"}
     for replayed in None, "true":
@@ -233,32 +175,6 @@ def test_what_a_function_of_run_registers_is_for_the_requests_own_response(shop)
 
     first, again = shop.post("/invoices"), shop.post("/invoices")
     assert (first.text, first.status_code) == ("changed by run", 202)
-    assert again.text == "sent"
-    assert ran(again) == ["view 3"]
+    assert (again.text, ran(again)) == ("sent", ["view 3"])
     with shop.app.app_context():
         assert shop.idempotency.run("key-1", send, scope="alice", name="invoice") == "sent"
-
-
-def test_a_problem_of_the_end_above_the_view_is_not_for_the_functions_of_the_view(shop, assert_problem):
-    """What it registered is undone with it, and so are the headers that its response had."""
-    shop.app.before_request(lambda: shop.register("before"))
-
-    @shop.app.after_request
-    def cut_off(response):
-        if response.status_code == 201:
-            shop.db.session.commit()
-            pid = shop.db.session.scalar(sa.text("SELECT pg_backend_pid()"))
-            shop.sql("SELECT pg_terminate_backend(:pid)", pid=pid)
-        return response
-
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        shop.register("view")
-        shop.db.session.add(shop.Payment(amount=5))
-        return {}, 201
-
-    refused = shop.post()
-    assert_problem(refused, 503, "store-unavailable", retry=True)
-    assert shop.ran == ["view", "before"]
-    assert ran(refused) == []

@@ -1,0 +1,480 @@
+"""A request's body: incomplete, too long, chunked, packed, or read by somebody before the view."""
+
+import gc
+import gzip
+import io
+import weakref
+
+import pytest
+from flask import Flask, Request, g, request, request_started
+from gunicorn.http.errors import NoMoreData
+from werkzeug.exceptions import ClientDisconnected
+from werkzeug.test import EnvironBuilder, run_wsgi_app
+
+from flask_idempotency import ConfigurationError, idempotent
+from tests.flask_releases import let_go
+
+MIB = 1024 * 1024
+JSON, FORM, MULTIPART = (
+    "application/json",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=b",
+)
+
+
+def multipart(parts, size=1):
+    head = b'--b\r\nContent-Disposition: form-data; name="amount"\r\n\r\n'
+    return (head + b"5" * size + b"\r\n") * parts + b"--b--\r\n"
+
+
+BODIES = {JSON: b'{"amount": 5}\n', FORM: b"amount=5", MULTIPART: multipart(1)}
+CHUNKED = pytest.mark.parametrize("chunked", [False, True], ids=["counted", "chunked"])
+FINGERPRINTS = pytest.mark.parametrize("fingerprint", ["request", "json", ["/amount"]], ids=str)
+
+
+class Upload(io.RawIOBase):
+    """A client's body of any size, which counts what the application takes of it."""
+
+    def __init__(self, size):
+        self.left, self.taken = size, 0
+
+    def __len__(self):
+        return self.left
+
+    def readable(self):
+        return True
+
+    def seek(self, *_where):
+        return 0
+
+    tell = seek
+
+    def readinto(self, buffer):
+        count = min(len(buffer), self.left)
+        buffer[:count] = b"x" * count
+        self.left, self.taken = self.left - count, self.taken + count
+        return count
+
+
+def send(world, body, kind=JSON, *, chunked=False, terminated=True, length=None, **kwargs):
+    """A request as a server hands it over: gunicorn ends the body itself, others do not."""
+    overrides = {"wsgi.input_terminated": True} if terminated else {}
+    headers = {"Content-Type": kind, **kwargs.pop("headers", {})}
+    if chunked:
+        headers["Transfer-Encoding"] = "chunked"
+    else:
+        overrides["CONTENT_LENGTH"] = str(len(body) if length is None else length)
+    kwargs["input_stream"] = io.BytesIO(body) if isinstance(body, bytes) else body
+    return world.post(data=None, headers=headers, environ_overrides=overrides, **kwargs)
+
+
+@pytest.fixture
+def add(world):
+    """Adds a view that shows what it finds, of this world or another; gives what it has found."""
+
+    def add(other=None, path="/payments", **options):
+        seen = []
+
+        @idempotent(name=path, **options)
+        def show():
+            seen.append(request.get_data() or request.form)
+            return {"json": request.get_json(silent=True), "form": request.form}
+
+        (other or world).app.add_url_rule(path, path, show, methods=["POST"])
+        return seen
+
+    return add
+
+
+# Incomplete, chunked, empty.
+
+
+class Fails(io.BytesIO):
+    """A server's input, which fails at its end."""
+
+    def __init__(self, error, body=b""):
+        super().__init__(body)
+        self.error = error
+
+    def read(self, size=-1):
+        data = super().read(size)
+        if size is None or size < 0 or not data:
+            raise self.error
+        return data
+
+    def readinto(self, buffer):
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+GONE = OSError("no more data"), ConnectionResetError(), EOFError(), NoMoreData(), ClientDisconnected()
+INCOMPLETE = {
+    "one byte less": {"body": BODIES[JSON][:-1], "length": len(BODIES[JSON])},
+    "nothing": {"body": b"", "length": 5},
+    "of a server that counts nothing": {"body": b"{", "length": 5, "terminated": False},
+    **{f"{kind} of a form": {"body": BODIES[kind], "kind": kind, "length": 100} for kind in BODIES},
+    **{type(error).__name__: {"body": Fails(error), "length": 5} for error in GONE},
+    "chunked": {"body": Fails(GONE[0], BODIES[JSON]), "chunked": True},
+}
+
+
+@pytest.mark.parametrize("sent", INCOMPLETE.values(), ids=INCOMPLETE)
+def test_an_incomplete_body_runs_nothing(world, add, assert_problem, sent):
+    seen = add()
+    assert_problem(send(world, **sent), 400, "body-incomplete")
+    assert (seen, world.records()) == ([], [])
+    assert send(world, BODIES[JSON]).status_code == 200
+
+
+def test_an_error_of_the_applications_own_input_is_the_applications(world, add):
+    seen = add()
+    world.app.register_error_handler(LookupError, lambda _error: ("too slow", 408))
+    assert send(world, Fails(LookupError()), length=5).text == "too slow"
+    assert (seen, world.records()) == ([], [])
+
+
+def test_a_chunked_body_is_the_same_request_as_a_counted_one(world, add, assert_replayed):
+    seen, body = add(), BODIES[JSON]
+    assert_replayed(send(world, body, chunked=True), send(world, body))
+    assert send(world, body + b" ", chunked=True).status_code == 422
+    assert_replayed(send(world, b"", key="empty"), send(world, b"", key="empty"))
+    assert send(world, body, key="empty").status_code == 422
+    assert len(seen) == 2
+    assert send(world, body, chunked=True, terminated=False, key="endless").status_code == 411
+    assert len(world.records()) == 2
+
+
+def test_without_a_key_the_body_is_the_views(make_world, add):
+    world = make_world(IDEMPOTENCY_MAX_REQUEST_BYTES=10)
+    seen = add(world, required=False)
+    assert send(world, BODIES[JSON], length=100, key=None).status_code == 200
+    assert seen == [BODIES[JSON]]
+
+
+# How much is read.
+
+
+class Limited(Request):
+    """Its limits can be set, as those of Flask's own since 3.1."""
+
+    max_content_length = 1000
+    max_form_parts = 3
+    max_form_memory_size = 100_000
+
+
+def limit_by(world, **limits):
+    world.app.request_class = Limited
+
+    @world.app.before_request
+    def limit():
+        for name, most in limits.items():
+            setattr(request, name, most)
+
+
+SETTING = "IDEMPOTENCY_MAX_REQUEST_BYTES"
+LIMITS = {
+    "by default": ({}, {}, 16 * MIB),
+    "the setting": ({SETTING: 1000}, {}, 1000),
+    "the option": ({SETTING: 1000}, {"max_request_bytes": 5000}, 5000),
+    "lower than the option": ({"MAX_CONTENT_LENGTH": 100}, {"max_request_bytes": 5000}, 100),
+    "of the request, lower": ({SETTING: 1000, "own": 100}, {}, 100),
+    "of the request, higher": ({SETTING: 1000, "own": 5000}, {}, 5000),
+}
+
+
+@CHUNKED
+@pytest.mark.parametrize(("config", "options", "most"), LIMITS.values(), ids=LIMITS)
+def test_no_more_is_read_than_the_request_may_be(make_world, add, config, options, most, chunked):
+    world = make_world(**config)
+    seen = add(world, **options)
+    world.app.register_error_handler(413, lambda _error: ("ours", 413))
+    if "own" in config:
+        limit_by(world, max_content_length=config["own"])
+    upload = Upload(150 * MIB)
+    assert send(world, upload, "text/plain", chunked=chunked).text == "ours"
+    assert upload.taken <= most + 1
+    assert world.records() == []
+    may_be_cut = chunked and config.keys() & {"own", "MAX_CONTENT_LENGTH"}
+    longest = most - 1 if may_be_cut else most  # Werkzeug cuts a chunked body, in silence
+    assert send(world, Upload(longest), "text/plain", chunked=chunked).status_code == 200
+    longer = Upload(longest + 1)
+    assert send(world, longer, "text/plain", chunked=chunked, key="key-2").status_code == 413
+    assert [len(each) for each in seen] == [longest]
+
+
+def of_length(kind, size):
+    begin, end = (b'{"note": "', b'"}') if kind == JSON else (b"note=", b"")
+    return begin + b"x" * (size - len(begin + end)) + end
+
+
+PARSED = {
+    "JSON": ({"fingerprint": "json"}, JSON, MIB),
+    "some fields of JSON": ({"fingerprint": ["/note"]}, JSON, MIB),
+    "a form": ({}, FORM, MIB),
+    "JSON, by the option": ({"fingerprint": "json", "max_request_bytes": 2 * MIB}, JSON, 2 * MIB),
+    "a form, by the option": ({"max_request_bytes": 2 * MIB}, FORM, 2 * MIB),
+    "bytes, by the option": ({"max_request_bytes": 2 * MIB}, JSON, 2 * MIB),
+    "JSON as bytes": ({}, JSON, None),
+    "no JSON": ({"fingerprint": "json"}, "text/plain", None),
+}
+
+
+@pytest.mark.parametrize(("options", "kind", "most"), PARSED.values(), ids=PARSED)
+def test_what_is_parsed_may_have_one_mebibyte(world, add, options, kind, most):
+    add(**options)
+    assert send(world, of_length(kind, most or MIB), kind).status_code == 200
+    longer = send(world, of_length(kind, (most or MIB) + 1), kind, key="key-2")
+    assert longer.status_code == (413 if most else 200)
+
+
+def as_file(body):
+    return body.replace(b'name="amount"', b'name="amount"; filename="f"')
+
+
+OF_REQUEST = {"max_form_parts": 5, "max_form_memory_size": 900_000}
+FORMS = {
+    "a file": (as_file(multipart(1, 2 * MIB)), {}, 200),
+    "too many parts": (multipart(4), {}, 413),
+    "a field too long": (multipart(1, 100_001), {}, 413),
+    "as the request may have": (multipart(5, 200_000), OF_REQUEST, 200),
+    "more parts than that": (multipart(6), OF_REQUEST, 413),
+    "fields of a mebibyte together": (multipart(5, 220_000), OF_REQUEST, 413),
+}
+
+
+@pytest.mark.parametrize(("body", "limits", "status"), FORMS.values(), ids=FORMS)
+def test_werkzeugs_limits_for_forms_hold_and_ours_beside_them(world, add, body, limits, status):
+    add()
+    limit_by(world, max_content_length=None, **limits)
+    assert send(world, body, MULTIPART).status_code == status
+    assert len(world.records()) == (status == 200)
+
+
+REFUSED = {
+    "by a before_request function": (401, {"user": "mallory"}),
+    "by the scope": (401, {"user": ""}),
+    "by the scope, with a key in the body": (401, {"user": "", "key": None, "path": "/natural"}),
+    "by a decorator above": (401, {"path": "/guarded"}),
+    "without a key": (400, {"key": None}),
+    "with a malformed key": (400, {"key": "a,b"}),
+    "a form of a stranger": (401, {"user": "", "key": None, "kind": FORM}),
+}
+
+
+@CHUNKED
+@pytest.mark.parametrize(("status", "sent"), REFUSED.values(), ids=REFUSED)
+def test_nothing_is_read_of_a_request_that_is_refused_anyway(world, add, status, sent, chunked):
+    seen = add(), add(path="/natural", key=lambda: request.form["id"])
+    guarded = idempotent(dict)
+
+    def guard():
+        return ("who?", 401) if request.path == "/guarded" else guarded()
+
+    guard.__wrapped__ = guarded
+    world.app.post("/guarded")(guard)
+    world.idempotency.protect(world.app)
+
+    @world.app.before_request
+    def authenticate():
+        return ("who?", 401) if g.account_id == "mallory" else None
+
+    upload = Upload(150 * MIB)
+    assert send(world, upload, chunked=chunked, **sent).status_code == status
+    assert (upload.taken, seen) == (0, ([], []))
+
+
+# Who reads it before the view.
+
+KEPT = {
+    "data": lambda: request.get_data(parse_form_data=False),
+    "data, then the form": lambda: request.get_data() and request.form,
+    "json": lambda: request.get_json(silent=True),
+    "form": lambda: request.form.get("amount"),
+    "length": lambda: request.content_length,
+}
+"""What they read can still be compared."""
+
+USED_UP = {
+    "data, not cached": lambda: request.get_data(cache=False),
+    "stream": lambda: request.stream.read(-1),
+    "a few bytes": lambda: request.stream.read(3),
+}
+RAW = {
+    "environ": lambda: request.environ["wsgi.input"].read(-1),
+    "a line": lambda: request.environ["wsgi.input"].readline(-1),
+}
+"""They leave less of an input than its length claims, which is the same as an incomplete body."""
+
+READS = {**KEPT, **USED_UP}
+SERVERS = [(kind, terminated) for kind in BODIES for terminated in (True, False)]
+
+
+def before_request(world, read):
+    world.app.before_request(lambda: (read(), None)[1])
+
+
+def preprocessor(world, read):
+    world.app.url_value_preprocessor(lambda _endpoint, _values: read())
+
+
+def receiver(world, read):
+    """Comes before our own first function, which counts what is read."""
+    world.measure = lambda _app: read()  # the signal keeps a weak reference
+    request_started.connect(world.measure, world.app)
+
+
+@pytest.mark.parametrize("where", [before_request, preprocessor, receiver])
+@pytest.mark.parametrize("name", READS)
+def test_what_was_read_before_the_view_is_compared_all_the_same_or_refused(
+    world, add, heard, assert_replayed, name, where
+):
+    world.app.testing = True
+    runs, observed = add(), add(path="/observed", enforce=False)
+    where(world, READS[name])
+    for kind, terminated in SERVERS:
+        del runs[:], observed[:], heard[:]
+        sent = {"key": f"key-{kind[:19]}-{terminated}", "kind": kind, "terminated": terminated}
+        body, is_early = BODIES[kind], where is receiver
+        is_gone = name in USED_UP or (name == "form" and is_early and kind != JSON)
+        if is_gone:
+            with pytest.raises(ConfigurationError, match=r"before the idempotent view.*get_data\(\)"):
+                send(world, body, **sent)
+        else:
+            first = send(world, body, **sent)
+            assert "5" in first.text or (name.startswith("data") and kind != JSON)
+            assert_replayed(first, send(world, body, **sent))
+            assert send(world, body.replace(b"5", b"6"), **sent).status_code == 422
+        assert len(runs) == (not is_gone)
+        if name != "a few bytes":
+            assert send(world, body, path="/observed", **sent).status_code == 200
+            [event] = [event for signal, event in heard if signal == "operation_observed"]
+            assert event.would == ("rejected" if is_gone else "executed")
+
+
+@pytest.mark.parametrize("is_caught", [False, True])
+@pytest.mark.parametrize("read", [KEPT["data"], *USED_UP.values(), *RAW.values()])
+def test_who_reads_an_incomplete_body_first_learns_it_and_runs_nothing(
+    world, add, assert_problem, read, is_caught
+):
+    def careless():
+        try:
+            read()
+        except Exception:
+            if not is_caught:
+                raise
+
+    seen = add()
+    before_request(world, careless)
+    for kind, terminated in SERVERS:
+        length = len(BODIES[kind]) + 10
+        response = send(world, BODIES[kind], kind, terminated=terminated, length=length)
+        assert_problem(response, 400, "body-incomplete")
+    assert (seen, world.records()) == ([], [])
+
+
+@CHUNKED
+@pytest.mark.parametrize("setting", [SETTING, "MAX_CONTENT_LENGTH"])
+@pytest.mark.parametrize("read", [KEPT["data"], KEPT["json"], KEPT["form"]])
+def test_limits_hold_for_what_was_read_before(make_world, add, read, setting, chunked):
+    world = make_world(**{setting: 10})
+    add(world)
+    before_request(world, read)
+    for kind, body in BODIES.items():
+        longer = body.replace(b"5", b"5" * 100_000)
+        assert send(world, longer, kind, chunked=chunked).status_code == 413
+    assert world.records() == []
+
+
+def buffered():
+    request.environ["wsgi.input"] = io.BufferedReader(request.environ["wsgi.input"])
+
+
+VIEWS = {
+    "data": lambda: request.get_data(parse_form_data=False),
+    "stream": lambda: request.stream.read(-1),
+    "json": lambda: request.get_json(silent=True),
+    "form": lambda: request.form,
+    "values": lambda: request.values,
+    "in pieces": lambda: b"".join(iter(lambda: request.stream.read(3), b"")),
+    "environ": lambda: request.environ["wsgi.input"].read(-1),
+    "an input of its own": lambda: (buffered(), request.get_data())[1],
+    "another request": lambda: Request(request.environ).get_data(),
+}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("first", [None, "data", "json", "form"])
+def test_the_view_finds_at_least_what_it_would_find_without_the_extension(world, first, chunked):
+    plain = Flask("plain")
+    for app in plain, world.app:
+        if first:
+            app.before_request(lambda: (KEPT[first](), None)[1])
+        for name, view in VIEWS.items():
+            show = lambda view=view: repr(view())  # noqa: E731
+            app.post(f"/{name}", endpoint=name)(show if app is plain else idempotent(show))
+    for name in VIEWS:
+        for kind, body in BODIES.items():
+            sent = {"path": f"/{name}", "key": kind[:19], "chunked": chunked, "kind": kind}
+            ours = send(world, body, **sent)
+            plains = send(type(world)(plain, None, None, None, ""), body, **sent)
+            found_nothing = plains.text in ("b''", "None")
+            assert ours.text == plains.text or (first and found_nothing), (name, kind)
+
+
+# What the application unpacks.
+
+
+def inflated():
+    request.stream = gzip.GzipFile(fileobj=request.stream)
+
+
+def inflated_input():
+    request.environ["wsgi.input"] = gzip.GzipFile(fileobj=request.environ["wsgi.input"])
+
+
+def kept():
+    request._cached_data = gzip.decompress(request.get_data())
+
+
+@FINGERPRINTS
+@pytest.mark.parametrize("unpack", [inflated, inflated_input, kept])
+def test_a_packed_body_is_compared_as_the_view_reads_it(
+    world, add, assert_replayed, assert_problem, unpack, fingerprint
+):
+    before_request(world, unpack)
+    add(fingerprint=fingerprint)
+
+    def pack(body, mtime, kind, key="key-1"):
+        packed, headers = gzip.compress(body, mtime=mtime), {"Content-Encoding": "gzip"}
+        return send(world, packed, kind, key=kind[:19] + key, headers=headers)
+
+    longer = b"field=" + b"x" * 1000 + b"&amount=5"  # than it is packed
+    for kind, body in {**BODIES, FORM: longer, MULTIPART: multipart(1, 1000)}.items():
+        first = pack(body, 1, kind)
+        assert "5" in first.text
+        assert_replayed(first, pack(body, 2, kind))
+        assert_problem(pack(body.replace(b"5", b"6"), 1, kind), 422, "key-reused")
+    assert pack(b"x" * (17 << 20), 1, JSON, "key-2").status_code == 413
+    assert len(world.records()) == 3
+
+
+def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(world, add):
+    requests = []
+    add()
+    world.app.teardown_request(let_go)
+    before_request(world, lambda: requests.append(weakref.ref(request._get_current_object())))
+
+    def status(key, body):
+        environ = EnvironBuilder("/payments", method="POST", data=body).get_environ()
+        environ |= {"HTTP_IDEMPOTENCY_KEY": key, "HTTP_X_USER": "alice"}
+        return run_wsgi_app(world.app.wsgi_app, environ)[1][:3]
+
+    status("warm", b"body")
+    gc.collect()
+    gc.disable()
+    try:
+        assert [status("key", body) for body in (b"body", b"body", b"other")] == ["200", "200", "422"]
+        assert [each() for each in requests] == [None] * 4
+    finally:
+        gc.enable()
