@@ -1,8 +1,7 @@
 """``current_operation``, and idempotent functions inside of requests that are one already."""
 
 import pytest
-import sqlalchemy as sa
-from flask import abort, g, request
+from flask import abort, g
 
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.keys import SHOWN
@@ -30,35 +29,6 @@ def test_without_an_operation_there_is_none(app, client):
             current_operation.attempt  # noqa: B018 -- asking is enough
     with pytest.raises(RuntimeError, match="@idempotent"):
         current_operation.key  # noqa: B018 -- asking is enough
-
-
-def test_a_request_to_the_own_application_after_a_setting_from_before_the_view(app, world):
-    @app.before_request
-    def choose_tenant():
-        if request.path == "/outer":
-            world.db.session.execute(sa.text("select set_config('app.tenant', 't1', true)"))
-
-    app.post("/inner", endpoint="inner")(idempotent(lambda: ({}, 201)))
-    outer = idempotent(atomic=False)(lambda: ({}, world.post("/inner").status_code))
-    app.post("/outer", endpoint="outer")(outer)
-    app.testing = True
-    assert world.post("/outer").status_code == 201
-    assert [record.state for record in world.records()] == ["completed"] * 2
-
-
-def test_what_its_connection_wrote_is_none_of_what_the_session_undoes(app, world):
-    @app.post("/payments")
-    @idempotent
-    def pay():
-        with current_operation.connection.connection.cursor() as cursor:
-            cursor.execute("insert into payment (amount) values (1)")
-        world.db.session.add(world.Payment(amount=2))
-        world.db.session.flush()
-        world.db.session.rollback()
-        return {}, 201
-
-    assert world.post().status_code == 201
-    assert world.sql("select amount from payment") == [(1,)]
 
 
 @pytest.mark.parametrize(("below", "second"), [(True, 204), (False, 404)])

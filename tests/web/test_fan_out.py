@@ -1,16 +1,12 @@
 """Several operations at once in one request, or in one application context: each is its own."""
 
 import asyncio
-import json
-import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 from functools import partial
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -25,12 +21,26 @@ from flask_idempotency import (
 )
 from flask_idempotency.core.keys import SHOWN, derive_key, hash_key
 from tests.conftest import PATIENCE_SECONDS
-from tests.web import greenlets
 
 EVENTS = 5
 TRIES = 3
 
 KINDS = pytest.mark.parametrize("atomic", [True, False])
+
+
+@pytest.fixture
+def run(world):
+    """Runs a function in an operation of its own."""
+
+    def run(key, function, *args, **options):
+        return world.idempotency.run(key, function, *args, scope="p", name="job", **options)
+
+    return run
+
+
+def in_threads(handlers, *args):
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return [each.result() for each in [*map(pool.submit, handlers, *args)]]
 
 
 def in_copies_of_the_request(handle, events):
@@ -47,255 +57,119 @@ def in_contexts_of_their_own(handle, events):
     return in_threads([in_its_own] * len(events), events)
 
 
-def in_copies_of_the_context(handle, events):
-    return in_threads([partial(copy_context().run, handle) for _ in events], events)
-
-
-def in_threads(handlers, events):
-    with ThreadPoolExecutor(len(events)) as pool:
-        return [each.result() for each in [*map(pool.submit, handlers, events)]]
-
-
-async def in_tasks(handle, events):
-    return await asyncio.gather(*(asyncio.to_thread(handle, event) for event in events))
-
-
-def in_tasks_of_the_context(handle, events):
-    return asyncio.run(in_tasks(handle, events))
-
-
-@pytest.fixture
-def provider():
-    """Whom the handlers call: it notes each call's key."""
-    return []
-
-
-@pytest.fixture
-def meet():
-    """Waits until all events are in their handlers."""
-    barrier = threading.Barrier(EVENTS)
-    return lambda: barrier.wait(PATIENCE_SECONDS)
-
-
-@pytest.fixture(params=[True, False], ids=["own session", "the context's"])
-def handle(request, world, provider, meet, atomic):
-    """Handles an event in an operation of its own."""
+@KINDS
+@pytest.mark.parametrize("has_own_session", [True, False])
+@pytest.mark.parametrize("fan_out", [in_copies_of_the_request, in_contexts_of_their_own])
+def test_each_event_of_a_delivery_is_handled_once(world, heard, run, fan_out, has_own_session, atomic):
+    barrier, provider = threading.Barrier(EVENTS), []
 
     def charge(event):
-        with world.app.app_context() if request.param else nullcontext():
-            meet()
-            payment = world.Payment(amount=1, note=event)
-            world.db.session.add(payment)
+        with world.app.app_context() if has_own_session else nullcontext():
+            barrier.wait(PATIENCE_SECONDS)
+            world.db.session.add(world.Payment(amount=1, note=event))
             world.db.session.commit()
             key = current_operation.derive_key("charge")
             if atomic:
                 provider.append(key)
             else:
                 current_operation.step("charge", provider.append, key)
-            meet()
-            return [event, current_operation.key, current_operation.scope, key]
+            barrier.wait(PATIENCE_SECONDS)
+            return [event, current_operation.key, key]
 
-    def handle(event):
-        return world.idempotency.run(event, charge, event, scope="p", name="charge", atomic=atomic)
+    def deliver(number):
+        world.db.session.scalar(sa.select(1))  # leaves a transaction open
+        events = [f"{number}-{event}" for event in range(EVENTS)]
+        return fan_out(lambda event: run(event, charge, event, atomic=atomic), events)
 
-    return handle
-
-
-def read(world):
-    """Leaves a transaction open in the session of the context."""
-    world.db.session.scalar(sa.select(sa.func.count(world.Payment.id)))
-
-
-def expected(event):
-    return [event, event, "p", derive_key(hash_key("", "charge", "p", event), "charge")]
-
-
-def assert_each_ran_once(world, heard, provider, deliveries):
-    events = [event for delivery in deliveries for event in delivery]
-    assert sorted(provider) == sorted(expected(event)[3] for event in events)
-    assert world.sql("select note from payment order by note") == [(e,) for e in sorted(events)]
+    world.app.post("/hook/<int:number>")(deliver)
+    keys = {}
+    for number in range(TRIES):
+        first, again = (world.post(f"/hook/{number}", key=None).json for _ in range(2))
+        assert first == again
+        keys |= {event: hash_key("", "job", "p", event) for event, *_ in first}
+        assert first == [[each, each, derive_key(keys[each], "charge")] for each, *_ in first]
+    assert len(keys) == EVENTS * TRIES
+    assert sorted(provider) == sorted(derive_key(key, "charge") for key in keys.values())
+    assert world.sql("select note from payment order by note") == [(each,) for each in sorted(keys)]
     told = Counter((name, event.id) for name, event in heard if event.outcome is not None)
-    digits = [hash_key("", "charge", "p", event).hex()[:SHOWN] for event in events]
     names = ("operation_executed", "operation_replayed")
+    digits = [key.hex()[:SHOWN] for key in keys.values()]
     assert told == dict.fromkeys(((name, each) for name in names for each in digits), 1)
 
 
 @KINDS
-@pytest.mark.parametrize("fan_out", [in_copies_of_the_request, in_contexts_of_their_own])
-def test_each_event_of_a_webhook_is_handled_once(world, heard, provider, handle, fan_out):
-    @world.app.post("/hook/<int:number>")
-    def hook(number):
-        read(world)
-        return fan_out(handle, deliveries[number])
-
-    deliveries = [[f"{number}-{event}" for event in range(EVENTS)] for number in range(TRIES)]
-    for number, events in enumerate(deliveries):
-        for _ in range(2):
-            assert world.post(f"/hook/{number}", key=None).json == [*map(expected, events)]
-    assert_each_ran_once(world, heard, provider, deliveries)
-
-
-@KINDS
-def test_so_is_each_in_threads_of_a_script(world, heard, provider, handle):
-    deliveries = [[f"{number}-{event}" for event in range(EVENTS)] for number in range(TRIES)]
-    with world.app.app_context():
-        for events in deliveries:
-            for _ in range(2):
-                read(world)
-                assert in_contexts_of_their_own(handle, events) == [*map(expected, events)]
-    assert_each_ran_once(world, heard, provider, deliveries)
-
-
-def refused(world, runs, atomic):
-    with pytest.raises(
-        NotAtomic, match=r"in a thread or task that shares .* `with app.app_context\(\):`"
-    ):
-        world.idempotency.run("thread", runs.append, 1, scope="p", name="charge", atomic=atomic)
-
-
-@KINDS
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, atomic, is_async):
-    runs = []
-    call = partial(refused, world, runs, atomic)
-    if is_async:
+def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, run, atomic, is_async):
+    runs, refused = [], r"in a thread or task that shares .* `with app.app_context\(\):`"
 
-        @world.app.post("/hook")
-        async def hook():
-            await asyncio.to_thread(call)
-            return ""
-    else:
+    def call():
+        with pytest.raises(NotAtomic, match=refused):
+            run("thread", runs.append, 1, atomic=atomic)
+        return ""
 
-        @world.app.post("/hook")
-        def hook():
-            in_threads([partial(copy_context().run, lambda _: call())], [0])
-            return ""
+    async def async_hook():
+        return await asyncio.to_thread(call)
 
+    hook = async_hook if is_async else lambda: in_threads([partial(copy_context().run, call)])[0]
+    world.app.add_url_rule("/hook", "hook", hook, methods=["POST"])
     assert world.post("/hook", key=None).status_code == 200
     assert (runs, world.records()) == ([], [])
 
 
 @KINDS
-def test_so_is_one_that_shares_the_context_of_another_run(world, background, gate, atomic):
-    runs = []
+def test_so_is_one_that_shares_the_context_of_another_run(world, run, background, gate, atomic):
     with world.app.app_context():
         here = copy_context()
-        first = background(
-            copy_context().run,
-            partial(world.idempotency.run, "first", gate, scope="p", name="charge", atomic=atomic),
-        )
+        first = background(copy_context().run, partial(run, "first", gate, atomic=atomic))
         gate.wait_until_reached()
-        here.run(refused, world, runs, atomic)
+        with pytest.raises(NotAtomic, match="in a thread or task that shares"):
+            here.run(run, "thread", pytest.fail, atomic=atomic)
         gate.open()
         first.result()
-        assert (runs, [record.name for record in world.records()]) == ([], ["charge"])
-        world.idempotency.run("then", runs.append, 1, scope="p", name="charge", atomic=atomic)
-    assert runs == [1]
-
-
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
-def test_so_is_each_in_greenlets(world):
-    command = [sys.executable, greenlets.__file__, world.app.config["SQLALCHEMY_DATABASE_URI"]]
-    done = subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-    )
-    found = json.loads(done.stdout)
-    names = []
-    for first, again in found["results"]:
-        assert first == again
-        for event, key, derived in first:
-            assert (event, derived) == (key, derive_key(hash_key("", "charge", None, key), "charge"))
-            names.append(event)
-    assert len(set(names)) == len(names) == greenlets.TRIES * 2 * greenlets.EVENTS
-    assert sorted(found["charged"]) == sorted(names)
-    digits = [hash_key("", "charge", None, name).hex()[:SHOWN] for name in names]
-    assert sorted(found["executed"]) == sorted(digits)
+        assert run("then", lambda: 1, atomic=atomic) == 1
 
 
 @KINDS
-def test_a_copy_of_the_context_is_inside_the_operation_and_a_copy_of_the_request_is_not(world, atomic):
+def test_a_copy_of_the_context_is_inside_the_operation_and_a_copy_of_the_request_is_not(
+    world, run, atomic
+):
     """A thread has no operation of its own accord; ``asyncio.to_thread`` takes it along."""
-    run = world.idempotency.run
 
     def look():
         return current_operation.key if current_operation else None
 
     def nested():
         with pytest.raises(IdempotencyError, match="inside the operation view"):
-            run("inner", look, name="inner", scope=None)
+            run("inner", look)
         return look()
+
+    def in_thread():
+        return run("of the thread", look, atomic=atomic), look()
 
     @world.app.post("/payments", endpoint="view")
     @idempotent(atomic=atomic)
     def view():
-        with ThreadPoolExecutor(1) as pool:
-            return [
-                nested(),
-                pool.submit(copy_context().run, nested).result(),
-                asyncio.run(asyncio.to_thread(nested)),
-                pool.submit(copy_current_request_context(look)).result(),
-                run_in(pool),
-                look(),
-            ]
+        copies = partial(copy_context().run, nested), copy_current_request_context(in_thread)
+        return [nested(), asyncio.run(asyncio.to_thread(nested)), *in_threads(copies), look()]
 
-    def run_in(pool):
-        def in_thread():
-            return run("of the thread", look, name="inner", scope=None, atomic=atomic), look()
-
-        return pool.submit(copy_current_request_context(in_thread)).result()
-
-    expected = ["key-1"] * 3 + [None, ["of the thread", None], "key-1"]
     for _ in range(2):
-        assert world.post().json == expected
-    assert sorted(record.name for record in world.records()) == ["inner", "view"]
-
-
-@KINDS
-def test_what_goes_on_after_the_end_has_no_operation(world, atomic):
-    contexts = []
-
-    def view():
-        contexts.append(copy_context())
-        return "", 201
-
-    def is_there():
-        with world.app.app_context():
-            return bool(current_operation)
-
-    world.app.add_url_rule("/payments", "pay", idempotent(atomic=atomic)(view), methods=["POST"])
-    assert world.post().status_code == 201
-    if atomic:
-        with pytest.raises(NotAtomic, match="has ended"):
-            contexts[0].run(is_there)
-    else:
-        assert not contexts[0].run(is_there)
-    assert not is_there()
+        assert world.post().json == ["key-1"] * 3 + [["of the thread", None], "key-1"]
+    assert sorted(record.name for record in world.records()) == ["job", "view"]
 
 
 @pytest.mark.parametrize("is_caught", [True, False])
-def test_what_run_rejects_in_a_view_is_told_once(world, heard, gate, background, is_caught):
-    def slow():
-        gate()
-
-    def run():
-        world.idempotency.run("key", slow, name="job", scope=None, atomic=False)
-
+def test_what_run_rejects_in_a_view_is_told_once(world, run, heard, gate, background, is_caught):
     @world.app.post("/hook")
     def hook():
         if not is_caught:
-            run()
+            run("key", gate, atomic=False)
         with pytest.raises(RequestInProgress):
-            run()
+            run("key", gate, atomic=False)
         return ""
 
     def elsewhere():
         with world.app.app_context():
-            run()
+            run("key", gate, atomic=False)
 
     first = background(elsewhere)
     gate.wait_until_reached()
@@ -304,39 +178,17 @@ def test_what_run_rejects_in_a_view_is_told_once(world, heard, gate, background,
     first.result()
     assert response.status_code == (200 if is_caught else 409)
     assert ("Retry-After" in response.headers) is not is_caught
-    assert [event.outcome for _, event in heard] == ["rejected", "executed"]
-    assert heard[0][1].problem == "request-in-progress"
-    assert heard[0][1].operation == "job"
+    told = [(event.outcome, event.problem, event.operation) for _, event in heard]
+    assert told == [("rejected", "request-in-progress", "job"), ("executed", None, "job")]
 
 
 @KINDS
-def test_a_run_in_an_observed_view_is_told_beside_the_observation(world, heard, atomic):
-    @world.app.post("/payments", endpoint="view")
-    @idempotent(enforce=False)
-    def view():
-        return [world.idempotency.run("k", lambda: 1, name="job", scope=None, atomic=atomic)]
-
-    for _ in range(2):
-        assert world.post().json == [1]
-    told = [(event.operation, event.outcome, event.would) for _, event in heard]
-    assert told == [
-        ("job", "executed", None),
-        ("view", "observed", "executed"),
-        ("job", "replayed", None),
-        ("view", "observed", "replayed"),
-    ]
-
-
-@KINDS
-def test_what_a_generator_runs_while_it_is_sent_is_handled_once(world, heard, atomic):
-    def job():
-        return current_operation.key
-
+def test_what_a_generator_runs_while_it_is_sent_is_handled_once(world, run, heard, atomic):
     @world.app.post("/hook")
     def hook():
         def lines():
             for event in "ab":
-                yield world.idempotency.run(event, job, name="job", scope=None, atomic=atomic)
+                yield run(event, lambda: current_operation.key, atomic=atomic)
                 assert not current_operation
 
         return stream_with_context(lines())
@@ -345,7 +197,7 @@ def test_what_a_generator_runs_while_it_is_sent_is_handled_once(world, heard, at
     assert [event.outcome for _, event in heard] == ["executed"] * 2 + ["replayed"] * 2
 
 
-def test_an_exit_in_the_middle_of_an_operations_end_is_told_all_the_same(world, heard):
+def test_an_exit_in_the_middle_of_an_operations_end_is_told_all_the_same(world, run, heard):
     """The signal of a server that stops may come at any place."""
 
     def fails():
@@ -359,29 +211,7 @@ def test_an_exit_in_the_middle_of_an_operations_end_is_told_all_the_same(world, 
 
     with world.app.app_context():
         with pytest.raises(SystemExit):
-            world.idempotency.run("key", fails, name="job", scope=None)
+            run("key", fails)
         assert not current_operation
     assert [event.outcome for _, event in heard] == ["rolled_back"]
     world.assert_clean()
-
-
-def test_two_idempotent_functions_in_threads_of_one_view_are_two_operations(world):
-    barrier = threading.Barrier(2)
-
-    def scope():
-        barrier.wait(PATIENCE_SECONDS)  # both have said which operation they are
-        return "alice"
-
-    functions = [
-        idempotent(name=name, scope=scope)(lambda name=name: [name, current_operation.name])
-        for name in ("first", "second")
-    ]
-
-    @world.app.post("/payments")
-    def view():
-        copies = [copy_current_request_context(function) for function in functions]
-        with ThreadPoolExecutor(2) as pool:
-            return [each.result().json for each in [*map(pool.submit, copies)]]
-
-    for _ in range(2):
-        assert world.post().json == [["first", "first"], ["second", "second"]]

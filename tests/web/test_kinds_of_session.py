@@ -1,11 +1,6 @@
 """Flask-SQLAlchemy-Lite and a plain ``scoped_session``: the applications of the page, and mistakes."""
 
-import os
 import re
-import subprocess
-import sys
-import threading
-from contextvars import copy_context
 
 import pytest
 import sqlalchemy as sa
@@ -42,8 +37,20 @@ def shop(kind, databases, driver, monkeypatch):
     databases.give_back(url)
 
 
-def post(shop, path="/payments", key="k", account="alice"):
-    headers = {"Idempotency-Key": key, "X-Account": account}
+@pytest.fixture
+def buy(shop, kind):
+    """Commits a payment, in the context's session or in another one."""
+
+    def buy(session=None):
+        session = session or (shop.names["session"]() if kind == "plain" else shop.names["db"].session)
+        session.add(shop.names["Payment"](amount=1))
+        session.commit()
+
+    return buy
+
+
+def post(shop, path="/payments", account="alice"):
+    headers = {"Idempotency-Key": "k", "X-Account": account}
     return shop.test_client().post(path, json={"amount": 5}, headers=headers)
 
 
@@ -56,42 +63,33 @@ def count(shop, table="payment"):
 
 @EACH
 @KINDS
-def test_the_view_runs_once_and_the_retry_gets_its_response(shop):
-    first, again = post(shop), post(shop)
-    assert (first.status_code, first.json) == (201, {"id": 1, "amount": 5})
-    assert (again.data, again.headers["Idempotent-Replayed"]) == (first.data, "true")
-    assert post(shop, account="bob").json == {"id": 2, "amount": 5}
-    assert (count(shop), count(shop, "idempotency_record")) == (2, 2)
-
-
-@EACH
-@KINDS
-def test_what_a_view_committed_goes_with_an_error_and_a_retry_begins_anew(shop, kind):
-    session, runs = shop.names.get("session") or shop.names["db"], []
+def test_the_view_runs_once_and_what_it_committed_goes_with_an_error(shop, buy):
+    runs = []
 
     @shop.post("/fail")
     @idempotent
     def fail():
         runs.append(current_operation.attempt)
-        here = session.session if kind == "lite" else session
-        here.add(shop.names["Payment"](amount=1))
-        here.commit()
+        buy()
         if len(runs) == 1:
             raise LookupError
         return {}, 201
 
+    first, again = post(shop), post(shop)
+    assert (first.status_code, first.json) == (201, {"id": 1, "amount": 5})
+    assert (again.data, again.headers["Idempotent-Replayed"]) == (first.data, "true")
+    assert post(shop, account="bob").json == {"id": 2, "amount": 5}
+    assert (count(shop), count(shop, "idempotency_record")) == (2, 2)
     assert [post(shop, "/fail").status_code for _ in range(3)] == [500, 201, 201]
-    assert (runs, count(shop)) == ([1, 2], 1)
+    assert (runs, count(shop)) == ([1, 2], 3)
 
 
 @pytest.mark.parametrize("kind", ["lite"])
-def test_a_session_by_another_name_joins(shop):
+def test_a_session_by_another_name_joins(shop, buy):
     @shop.post("/second")
     @idempotent
     def second():
-        session = shop.names["db"].get_session("second")
-        session.add(shop.names["Payment"](amount=1))
-        session.commit()
+        buy(shop.names["db"].get_session("second"))
         raise LookupError
 
     assert post(shop, "/second").status_code == 500
@@ -118,8 +116,7 @@ def test_a_session_that_was_made_before_the_extension_joins(databases, status):
         session.commit()
         return {}, status
 
-    reply = app.test_client().post("/payments", headers={"Idempotency-Key": "k"})
-    assert reply.status_code == status
+    assert post(app).status_code == status
     session.remove()
     assert session.scalar(sa.select(sa.func.count()).select_from(payment)) == (status == 201)
     session.remove()
@@ -130,121 +127,38 @@ def test_a_session_that_was_made_before_the_extension_joins(databases, status):
 URL = "postgresql+psycopg2://shop@nowhere.invalid/shop"
 
 
-def lite_app():
-    app = Flask("lite")
-    app.config["SQLALCHEMY_ENGINES"] = {"default": URL}
-    return app, Lite(app)
+def plain(**options):
+    return {"session": scoped_session(sessionmaker(sa.create_engine(URL))), **options}
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"session": sessionmaker(sa.create_engine(URL))}, "scoped_session over a sessionmaker"),
-        ({"session": Session(sa.create_engine(URL))}, "scoped_session over a sessionmaker"),
-        ({"session": scoped_session(Session)}, "scoped_session over a sessionmaker"),
-        ({"session": scoped_session(sessionmaker())}, "the session's bind is None; allowed: "),
-        (
-            {"session": scoped_session(sessionmaker(sa.create_engine(URL))), "metadata": None},
-            "metadata is None, and the tables",
-        ),
-        (
-            {"session": scoped_session(sessionmaker(sa.create_engine(URL))), "metadata": Base},
-            r"metadata=Base.metadata\) with neither",
-        ),
-        ({"db": object()}, "Flask-SQLAlchemy-Lite"),
-    ],
-)
-def test_what_is_no_session_is_refused_with_what_is_allowed(given, said):
+NOT_SCOPED = "scoped_session over a sessionmaker"
+WRONG = [
+    (None, {"session": sessionmaker(sa.create_engine(URL))}, NOT_SCOPED),
+    (None, {"session": Session(sa.create_engine(URL))}, NOT_SCOPED),
+    (None, {"session": scoped_session(Session)}, NOT_SCOPED),
+    (None, {"session": scoped_session(sessionmaker())}, "the session's bind is None; allowed: "),
+    (None, plain(metadata=None), "metadata is None, and the tables"),
+    (None, plain(metadata=Base), r"metadata=Base.metadata\) with neither"),
+    (None, {"db": object()}, "Flask-SQLAlchemy-Lite"),
+    (Lite, plain(), "both db and session"),
+    (Lite, {"metadata": None}, r"Idempotency\(app, db, metadata=Base.metadata\)"),
+    (Lite, {"IDEMPOTENCY_BIND_KEY": "north"}, "BIND_KEY is 'north'; allowed: 'default'"),
+    (SQLAlchemy, {}, "beside Flask-SQLAlchemy, which has its own"),
+    (SQLAlchemy, {"db": SQLAlchemy(), "metadata": None}, r"call db.init_app\(app\) before"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "said"), WRONG)
+def test_what_is_no_session_is_refused_with_what_is_allowed(kind, given, said):
+    app, given = Flask("shop"), dict(given)
+    app.config.update(SQLALCHEMY_ENGINES={"default": URL}, SQLALCHEMY_DATABASE_URI=URL)
+    app.config.update({name: given.pop(name) for name in [*given] if name.startswith("IDEMPOTENCY")})
+    if kind:
+        given.setdefault("db", kind(app))
     with pytest.raises(ConfigurationError, match=said):
-        Idempotency(Flask("shop"), **{"metadata": Base.metadata, "scope": None, **given})
-
-
-def test_both_are_not_taken():
-    app, db = lite_app()
-    session = scoped_session(sessionmaker(sa.create_engine(URL)))
-    with pytest.raises(ConfigurationError, match="both db and session"):
-        Idempotency(app, db, session=session, metadata=Base.metadata, scope=None)
-
-
-def test_lite_needs_the_metadata_and_flask_sqlalchemy_has_its_own():
-    app, db = lite_app()
-    with pytest.raises(ConfigurationError, match=r"Idempotency\(app, db, metadata=Base.metadata\)"):
-        Idempotency(app, db, scope=None)
-    app = Flask("usual")
-    app.config["SQLALCHEMY_DATABASE_URI"] = URL
-    db = SQLAlchemy(app)
-    with pytest.raises(ConfigurationError, match="beside Flask-SQLAlchemy, which has its own"):
-        Idempotency(app, db, metadata=Base.metadata, scope=None)
-
-
-def test_a_database_that_is_not_there_is_named_with_those_that_are():
-    app, db = lite_app()
-    app.config["IDEMPOTENCY_BIND_KEY"] = "north"
-    with pytest.raises(ConfigurationError, match="BIND_KEY is 'north'; allowed: 'default'"):
-        Idempotency(app, db, metadata=Base.metadata, scope=None)
+        Idempotency(app, **{"metadata": Base.metadata, "scope": None, **given})
 
 
 def test_the_package_does_not_need_lite():
     source = (ROOT / "flask_idempotency/session/sources.py").read_text("utf-8")
     assert not re.search("(?m)^ *(?:import|from) flask_sqlalchemy_lite", source)
-    assert "flask_sqlalchemy_lite" in sys.modules
-
-
-@pytest.mark.parametrize("kind", ["lite", "plain"])
-@pytest.mark.parametrize("atomic", [True, False])
-def test_two_threads_have_a_session_each(shop, kind, atomic, background):
-    extension, gate = shop.names["idempotency"], threading.Barrier(2, timeout=10)
-
-    def job():
-        session = shop.names["session"]() if kind == "plain" else shop.names["db"].session
-        session.add(shop.names["Payment"](amount=1))
-        session.flush()
-        gate.wait()
-        session.commit()
-        return id(session)
-
-    def run(key):
-        with shop.app_context():
-            return extension.run(key, job, scope="s", name="job", atomic=atomic)
-
-    with shop.app_context():
-        jobs = [background(copy_context().run, run, key) for key in "ab"]
-        assert len({each.result(10) for each in jobs}) == 2
-        assert [run(key) for key in "ab"] == [each.result() for each in jobs]
-    assert count(shop) == 2
-
-
-def test_a_process_with_lite_and_a_console_ends_in_silence(databases, tmp_path):
-    """The last counts are written at exit, when an application's async teardown works no more."""
-    script = tmp_path / "shop.py"
-    script.write_text(ENDING)
-    found = subprocess.run(
-        [sys.executable, script, databases.take()],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-    )
-    assert (found.stdout, found.stderr) == ("201\n", "")
-
-
-ENDING = """
-import sys
-from flask import Flask
-from flask_sqlalchemy_lite import SQLAlchemy
-from sqlalchemy.orm import DeclarativeBase
-from flask_idempotency import Idempotency, idempotent
-
-class Base(DeclarativeBase):
-    pass
-
-app, db = Flask("shop"), SQLAlchemy()
-app.config.update(SQLALCHEMY_ENGINES={"default": sys.argv[1]}, SECRET_KEY="k")
-db.init_app(app)
-idempotency = Idempotency(app, db, scope=None, metadata=Base.metadata)
-app.register_blueprint(idempotency.console_blueprint(authorize=lambda: True))
-app.post("/payments", endpoint="pay")(idempotent(lambda: ("", 201)))
-with app.app_context():
-    Base.metadata.create_all(db.engine)
-print(app.test_client().post("/payments", headers={"Idempotency-Key": "k"}).status_code)
-"""
