@@ -1,6 +1,5 @@
 """Handlers for every error, on blueprints and applications, and what stands in Flask's own place."""
 
-
 import flask_restful
 import flask_restx
 import pytest
