@@ -105,7 +105,8 @@ def test_what_is_true_of_one_message_only_is_never_stored(app, world):
 
     first, replay, failed = (world.post(f"/answer/{status}") for status in (201, 201, 503))
     assert len(first.headers.getlist("Set-Cookie")) == 2
-    assert "Idempotent-Replayed" not in {*first.headers.keys(), *failed.headers.keys()}
+    assert "Idempotent-Replayed" not in first.headers
+    assert "Idempotent-Replayed" not in failed.headers
     assert replay.headers["Idempotent-Replayed"] == "true"
     assert not {"Set-Cookie", *NEVER_REPLAYED} & set(replay.headers.keys())
     assert replay.headers["Content-Length"] == str(len(replay.data))
