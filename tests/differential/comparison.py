@@ -170,13 +170,19 @@ def unlike(plain: list[Any], protected: list[Any]) -> Iterator[tuple[Any, Any]]:
     """
     has_failed = False
     for mine, other in zip_longest(_but_for_second(plain), _but_for_second(protected)):
-        is_alike = mine == other or (mine, other) == OUTLIVED
+        is_alike = mine == other or (mine, other) == OUTLIVED or _is_of_its_end(mine, other)
         if not (is_alike or (has_failed and _is_by_class(mine, other))):
             yield mine, other
         elif mine == ["rollback", "done"]:
             has_failed = False
         elif _sqlstate(mine) and _sqlstate(other):
             has_failed = True
+
+
+def _is_of_its_end(mine: Any, other: Any) -> bool:
+    """Whether a block failed in both, by an error in it or by that of undoing its savepoint then."""
+    is_block = mine and other and mine[0] == other[0] == "in a savepoint of the connection"
+    return bool(is_block) and _is_error(mine) and _is_error(other)
 
 
 def _but_for_second(seen: list[Any]) -> list[Any]:

@@ -235,11 +235,13 @@ for what, end in {
 
 
 @leased()
-def an_atomic_step(world):
-    if world.protected:
-        current_operation.step("pay", lambda: pay(world), atomic=True)
-    else:
-        pay(world)
+def atomic_steps(world):
+    """The second leaves its commit to the operation."""
+    step = current_operation.step if world.protected else lambda _name, call, **_: call()
+    step("pay", lambda: pay(world), atomic=True)
+    step("more", lambda: world.pay(2) and None, atomic=True)
+    if not world.protected:
+        world.commit()
 
 
 leased.add("a commit, and another above", everything, after_request=lambda world, _: world.commit())
