@@ -1,170 +1,116 @@
 """A view that commits, and then responds with what is not stored: that is undone, and said."""
 
 import pytest
-from flask import abort, g
+from flask import abort, after_this_request, g
 from sqlalchemy.orm.exc import ObjectDeletedError
 from werkzeug.exceptions import Forbidden
 
 from flask_idempotency import current_operation, idempotent
-from flask_idempotency.session import stray
+from tests.web.way import nobody_was_warned, undone
+
+__all__ = ["nobody_was_warned"]
+
+INSERT = "insert into payment (amount) values (5)"
 
 
-@pytest.fixture(autouse=True)
-def nobody_was_warned():
-    stray.warn_once.cache_clear()
+def add(world, commit=True):
+    world.db.session.add(world.Payment(amount=5))
+    if commit:
+        world.db.session.commit()
 
 
-@pytest.fixture
-def shop(make_world):
-    return make_world()
+def execute(world, statement):
+    world.db.session.execute(world.db.text(statement))
+    world.db.session.commit()
 
 
-def add(shop):
-    shop.db.session.add(shop.Payment(amount=5))
-
-
-def insert(shop):
-    shop.db.session.execute(shop.db.text("insert into payment (amount) values (5)"))
-
-
-def add_and_read(shop):
-    """What was written stays written when the next unit only reads."""
-    add(shop)
-    shop.db.session.commit()
-    shop.db.session.execute(shop.db.text("select 1"))
-
-
-def nested(shop):
-    add(shop)
-    with shop.db.session.begin_nested():
-        add(shop)
-    shop.db.session.rollback()
-    shop.db.session.commit()
-
-
-def by_a_connection_of_its_own(shop):
+def on_its_own_connection(world):
     """What the warning tells to do."""
-    with shop.db.engine.begin() as connection:
-        connection.execute(shop.db.text("insert into payment (amount) values (5)"))
+    with world.db.engine.begin() as connection:
+        connection.execute(world.db.text(INSERT))
 
 
-def warnings(caplog):
-    texts = (each.getMessage() for each in caplog.records)
-    return [text for text in texts if "which is not stored" in text or "does not see" in text]
+def in_a_savepoint(world):
+    add(world, commit=False)
+    with world.db.session.begin_nested():
+        add(world, commit=False)
+    world.db.session.rollback()
+    world.db.session.commit()
 
 
-@pytest.mark.parametrize(
-    ("write", "end"), [(add, "return"), (insert, "abort"), (add_and_read, "return")]
-)
-def test_it_is_said_once(shop, caplog, write, end):
-    status = 403
-
-    @shop.app.post("/payments", endpoint="sign_in")
-    @idempotent
-    def sign_in():
-        write(shop)
-        shop.db.session.commit()
-        if end == "abort":
-            abort(status)
-        return {}, status
-
-    assert [shop.post(key=key).status_code for key in "ab"] == [status] * 2
-    (text,) = warnings(caplog)
-    assert f"the view of sign_in committed changes and responded with {status}" in text
-    assert "store=lambda response" in text
-    assert "the changes are undone" in text
-    assert shop.count() == 0
+def and_fail_afterwards(world):
+    """Flask hands that to the handler, too: the client sees its 403, and nothing is stored."""
+    after_this_request(lambda _response: 1 / 0)
+    add(world)
 
 
-def test_it_is_said_of_what_the_operations_connection_wrote(make_world, caplog):
-    shop = make_world()
-
-    @shop.app.post("/payments")
-    @idempotent
-    def sign_in():
-        current_operation.connection.execute(shop.db.text("insert into payment (amount) values (5)"))
-        return {}, 403
-
-    assert shop.post().status_code == 403
-    assert len(warnings(caplog)) == 1
-    assert shop.count() == 0
+def fail(error):
+    raise error
 
 
-def test_the_option_that_it_names_keeps_the_changes(shop, caplog):
-    @shop.app.post("/payments")
-    @idempotent(store=lambda response: response.status_code < 500)
-    def sign_in():
-        add(shop)
-        shop.db.session.commit()
-        return {}, 403
+WRITES = {
+    "an object": (add, True),
+    "a statement": (lambda world: execute(world, INSERT), True),
+    "and then reads": (lambda world: (add(world), execute(world, "select 1")), True),
+    "on the operation's connection": (
+        lambda world: current_operation.connection.execute(world.db.text(INSERT)),
+        True,
+    ),
+    "fails afterwards": (and_fail_afterwards, True),
+    "only adds": (lambda world: add(world, commit=False), False),
+    "only flushes": (lambda world: (add(world, commit=False), world.db.session.flush()), False),
+    "rolls back": (lambda world: (add(world, commit=False), world.db.session.rollback()), False),
+    "rolls a savepoint back": (in_a_savepoint, False),
+    "only reads": (lambda world: execute(world, "select 1"), False),
+    "on a connection of its own": (on_its_own_connection, False),
+}
+ENDS = {
+    "returns": lambda: ({}, 403),
+    "aborts": lambda: abort(403),
+    "is handled": lambda: fail(PermissionError),
+    "is handled above": lambda: fail(LookupError),
+}
 
-    assert shop.post().status_code == 403
-    assert (warnings(caplog), shop.count()) == ([], 1)
 
+@pytest.mark.parametrize("writes", WRITES)
+@pytest.mark.parametrize("end", ENDS)
+def test_it_is_said_once_where_something_was_committed(world, caplog, writes, end):
+    does, is_said = WRITES[writes]
 
-def test_an_error_handler_that_rejects(shop, caplog):
-    @shop.app.errorhandler(PermissionError)
-    def refuse(_error):
-        return {}, 403
+    def view():
+        does(world)
+        return ENDS[end]()
 
-    def checked(view):
-        def wrapper():
-            try:
-                return view()
-            except LookupError:
-                abort(403)
+    def above(**_values):
+        try:
+            return protected()
+        except LookupError:
+            abort(403)
 
-        return wrapper
-
-    for path, error, endpoint in (
-        ("/payments", PermissionError, "handled"),
-        ("/b", LookupError, "above"),
-    ):
-
-        def view(error=error):
-            add(shop)
-            shop.db.session.commit()
-            raise error
-
-        shop.app.post(path, endpoint=endpoint)(checked(idempotent(name=endpoint)(view)))
-    assert [shop.post(path).status_code for path in ("/payments", "/b")] == [403, 403]
-    assert ["handled" in text or "above" in text for text in warnings(caplog)] == [True, True]
+    protected = idempotent(name="sign_in")(view)
+    world.app.register_error_handler(PermissionError, lambda _error: ({}, 403))
+    world.app.register_error_handler(500, lambda _error: ({}, 403))
+    world.app.post("/payments", endpoint="sign_in")(above)
+    assert [world.post(key=key).status_code for key in "ab"] == [403] * 2
+    assert world.count() == (2 if writes == "on a connection of its own" else 0)
+    said = [text for text in undone(caplog) if "of sign_in committed changes and" in text]
+    assert len(said) == is_said
+    assert all("store=lambda response" in text for text in said)
 
 
 @pytest.mark.parametrize(
-    "leave",
-    [
-        add,
-        nested,
-        by_a_connection_of_its_own,
-        lambda shop: (add(shop), shop.db.session.flush()),
-        lambda shop: (add(shop), shop.db.session.rollback(), shop.db.session.commit()),
-        lambda shop: (shop.db.session.execute(shop.db.text("select 1")), shop.db.session.commit()),
-    ],
-    ids=["pending", "rolled back savepoint", "own connection", "flushed", "rolled back", "read"],
+    ("status", "options"), [(201, {}), (404, {}), (403, {"store": lambda _: True})]
 )
-def test_not_where_nothing_was_committed(shop, caplog, leave):
-    @shop.app.post("/payments")
-    @idempotent
-    def pay():
-        leave(shop)
-        return {}, 403
+def test_not_for_what_is_stored(world, caplog, status, options):
+    """As the option does that the warning names."""
 
-    assert shop.post().status_code == 403
-    assert warnings(caplog) == []
-
-
-@pytest.mark.parametrize("status", [201, 404])
-def test_not_for_what_is_stored(shop, caplog, status):
-    @shop.app.post("/payments")
-    @idempotent
-    def pay():
-        add(shop)
-        shop.db.session.commit()
+    def view():
+        add(world)
         return {}, status
 
-    assert shop.post().status_code == status
-    assert warnings(caplog) == []
+    world.app.post("/payments")(idempotent(**options)(view))
+    assert world.post().status_code == status
+    assert (undone(caplog), world.count()) == ([], 1)
 
 
 def show():
@@ -175,47 +121,37 @@ def show():
         return {"id": g.payment.id, "amount": "gone"}
 
 
-@pytest.fixture
-def showing(shop):
-    """A handler of 500 and an after_request function show the payment."""
-
-    @shop.app.after_request
-    def sign(response):
-        response.headers["X-Payment"] = str(show())
-        return response
-
-    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
-    shop.app.register_error_handler(500, lambda _error: (show(), 500))
-    return shop
-
-
 @pytest.mark.parametrize("status", [403, 500])
 @pytest.mark.parametrize("is_kept", [True, False], ids=["made before", "undone"])
-def test_what_runs_later_can_show_what_is_kept_and_the_id_of_what_is_not(showing, status, is_kept):
-    shop = showing
-
+def test_what_runs_later_can_show_what_is_kept_and_the_id_of_what_is_not(world, status, is_kept):
     def make():
-        g.payment = shop.Payment(amount=4)
-        shop.db.session.add(g.payment)
-        shop.db.session.commit()
+        g.payment = world.Payment(amount=4)
+        world.db.session.add(g.payment)
+        world.db.session.commit()
 
-    @shop.app.post("/payments")
-    @idempotent
     def pay():
         if not is_kept:
             make()
         g.payment.amount = 5
-        shop.db.session.commit()
+        world.db.session.commit()
         raise LookupError if status == 500 else Forbidden
 
+    @world.app.after_request
+    def sign(response):
+        response.headers["X-Payment"] = str(show())
+        return response
+
     if is_kept:
-        shop.app.before_request(make)
-    reply = shop.post()
+        world.app.before_request(make)
+    world.app.config["PROPAGATE_EXCEPTIONS"] = False
+    world.app.register_error_handler(500, lambda _error: (show(), 500))
+    world.app.post("/payments")(idempotent(pay))
+    reply = world.post()
     shown = {"id": 1, "amount": 4 if is_kept else "gone"}
     assert (reply.status_code, reply.headers["X-Payment"]) == (status, str(shown))
     if status == 500:  # its handler comes before the end of the operation
         assert reply.json == {"id": 1, "amount": 5}
-    assert shop.sql("select amount from payment") == ([(4,)] if is_kept else [])
+    assert world.sql("select amount from payment") == ([(4,)] if is_kept else [])
 
 
 def test_a_deletion_that_was_undone_is_not_made_by_a_commit_above(world):
@@ -233,5 +169,4 @@ def test_a_deletion_that_was_undone_is_not_made_by_a_commit_above(world):
         world.db.session.delete(world.db.session.get(world.Payment, 7))
         return {}, 403
 
-    assert world.post().status_code == 403
-    assert world.count() == 1
+    assert (world.post().status_code, world.count()) == (403, 1)

@@ -47,83 +47,52 @@ def test_a_view_of_a_blueprint_in_two_places_is_two(app, world, pay, assert_runs
     assert [record.name for record in world.records()] == ["a.inner.write", "b.inner.write"]
 
 
-def test_a_class_of_views(app, client, world, pay, assert_runs_once):
-    class Payments(MethodView):
-        decorators = [idempotent]  # noqa: RUF012 -- as Flask's documentation has it
+@pytest.mark.parametrize("by_method", [True, False])
+def test_a_class_of_views(app, client, world, pay, assert_runs_once, by_method):
+    async def put(_self):
+        return pay()
 
-        def get(self):
-            return "list"
-
-        def post(self):
-            return pay()
-
-        def delete(self):
-            return pay()
-
-    app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
+    members = {"get": lambda _self: "list", "post": lambda _self: pay(), "put": put}
+    if by_method:
+        members.update(post=idempotent(members["post"]), put=idempotent(put))
+    else:
+        members["decorators"] = [idempotent]
+    view = type("Payments", (MethodView,), members).as_view("payments")
+    app.add_url_rule("/payments", view_func=view)
     assert_runs_once()
-    assert_runs_once(method="DELETE", key="key-2")
-    assert world.post(method="DELETE").status_code == 422
+    assert_runs_once(method="PUT", key="key-2")
+    assert world.post(method="PUT").status_code == 422
     assert client.get("/payments").data == b"list"
 
 
-@pytest.mark.parametrize("status", [201, 409])
-def test_an_after_request_function_may_use_the_session_after_an_async_view(app, world, status):
-    @app.post("/payments")
-    @idempotent
-    async def payments():
-        world.db.session.add(world.Payment(amount=5))
-        world.db.session.commit()
-        if status >= 400:
-            abort(status)
-        return {}, status
+def test_an_async_view_and_what_surrounds_it(app, world, assert_problem, assert_replayed):
+    """Its errors are handled, and a function after the request may use the session."""
+    errors, found = [ZeroDivisionError(), LookupError()], []
+
+    @app.errorhandler(LookupError)
+    async def handled(_error):
+        await asyncio.sleep(0)
+        return {}, 404
 
     @app.after_request
     def read(response):
         found.append(world.db.session.query(world.Payment).count())
         return response
 
-    found = []
-    assert world.post().status_code == status
-    assert found == [1]
-
-
-def test_an_async_view_that_fails(app, world, pay, assert_problem):
-    errors = [ZeroDivisionError(), LookupError(), None]
-
-    @app.errorhandler(LookupError)
-    async def handled(error):
-        await asyncio.sleep(0)
-        return {}, 404
-
     @app.post("/payments")
     @idempotent
     async def payments():
-        pay()
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
         await asyncio.sleep(0)
-        if error := errors.pop(0):
-            raise error
-        return {}, 201
+        raise errors.pop(0)
 
     assert world.post().status_code == 500
-    assert world.count() == 0
-    assert world.post().status_code == 404
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-    assert world.count() == 1
+    first, again = world.post(), world.post()
+    assert first.status_code == 404
+    assert_replayed(first, again)
     assert_problem(world.post(key=None), 400, "key-required")
-    assert len(errors) == 1
-
-
-def test_an_async_method_of_a_class(app, pay, assert_runs_once):
-    class Payments(MethodView):
-        init_every_request = False
-
-        @idempotent
-        async def post(self):
-            return pay()
-
-    app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
-    assert_runs_once()
+    assert found == [0, 1, 1, 1]
 
 
 def awaiting(function):
@@ -140,6 +109,7 @@ def awaiting(function):
 @pytest.mark.parametrize("options", [{}, {"atomic": False}, {"enforce": False}], ids=str)
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_async_view_runs_in_the_event_loop_of_what_awaits_it(app, world, options, fails):
+    is_protected = options.get("enforce", True)
     runs = []
 
     @idempotent
@@ -155,10 +125,9 @@ def test_an_async_view_runs_in_the_event_loop_of_what_awaits_it(app, world, opti
         world.db.session.commit()
         if fails:
             abort(410)
-        return [await part() if options.get("enforce", True) else True], 201
+        return [await part() if is_protected else True], 201
 
     first, again = world.post(), world.post()
-    is_protected = options.get("enforce", True)
     assert first.status_code == again.status_code == (410 if fails else 201)
     assert fails or first.json == again.json == [True]
     assert (runs, world.count()) == (([True], 1) if is_protected else ([True] * 2, 2))
@@ -170,27 +139,25 @@ def guarded(view):
 
     @functools.wraps(view)
     def inner(*args, **kwargs):
-        if not g.account_id:
-            abort(401)
-        return view(*args, **kwargs)
+        return view(*args, **kwargs) if g.account_id else abort(401)
 
     return inner
 
 
 def nameless(view):
     """Like it, forgetting whom it wraps."""
-
-    def inner(*args, **kwargs):
-        response = view(*args, **kwargs)
-        return response if g.account_id else abort(401)
-
+    inner = guarded(view)
+    del inner.__wrapped__, inner.__dict__["__idempotency_route__"]
     return inner
 
 
-def test_decorators_above_guard_replays_too(app, world, pay, assert_runs_once):
-    app.post("/payments")(guarded(idempotent(scope=None)(pay)))
+@pytest.mark.parametrize("guard", [guarded, nameless])
+def test_decorators_above_guard_replays_too(app, world, pay, assert_runs_once, assert_problem, guard):
+    view = guard(idempotent(scope=None)(pay))
+    app.add_url_rule("/payments", "pay", view, methods=["POST"])
     assert_runs_once()
     assert world.post(user="").status_code == 401
+    assert_problem(world.post(key="canary,"), 400, "key-malformed")
 
 
 def test_decorators_below_run_once(app, world, pay, assert_runs_once):
@@ -200,27 +167,20 @@ def test_decorators_below_run_once(app, world, pay, assert_runs_once):
     assert world.post(user="").headers["Idempotent-Replayed"] == "true"
 
 
-def test_decorators_above_that_hide_the_view(app, world, pay, assert_runs_once, assert_problem):
-    app.add_url_rule("/payments", "pay", nameless(idempotent(pay)), methods=["POST"])
-    assert_runs_once()
-    assert_problem(world.post(key=None), 400, "key-required")
-    assert_problem(world.post(key="canary,"), 400, "key-malformed")
-    assert world.count() == 1
+@pytest.mark.parametrize("config", [{}, {"IDEMPOTENCY_ENABLED": False}], ids=["safe", "switched off"])
+def test_safe_methods_pass_untouched_and_switched_off_all_do(make_world, pay, config):
+    world, operations = make_world(**config), []
 
-
-def test_safe_methods_pass_through_untouched(app, world, pay):
-    operations = []
-
-    @app.route("/payments", methods=["GET", "HEAD", "OPTIONS", "POST"])
-    @idempotent
     def payments():
         operations.append(bool(current_operation))
-        return pay()
+        return "", 201
 
-    for method in "GET", "HEAD", "OPTIONS":
+    methods = ["GET", "HEAD", "OPTIONS", *(["POST"] if config else [])]
+    world.app.route("/payments", methods=methods)(idempotent(payments))
+    for method in methods:
         for key in None, "key-1", "key-1", "mal,formed":
-            assert world.post(method=method, key=key).status_code == 201
-    assert operations == [False] * 12
+            assert world.post(method=method, key=key, user="").status_code == 201
+    assert operations == [False] * 4 * len(methods)
     assert world.records() == []
 
 
@@ -240,12 +200,3 @@ def test_an_application_without_the_extension_is_told_so():
     app.post("/payments")(idempotent(lambda: "paid"))
     with pytest.raises(ConfigurationError, match=r"idempotency\.init_app\(app, db, scope="):
         app.test_client().post("/payments")
-
-
-def test_switched_off_a_view_is_as_if_undecorated(make_world, add_view):
-    world = make_world(IDEMPOTENCY_ENABLED=False)
-    runs = add_view(world)
-    for key in "key-1", "key-1", None, "mal,formed":
-        assert world.post(key=key, user="").status_code == 201
-    assert runs == [0] * 4
-    assert world.records() == []

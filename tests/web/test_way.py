@@ -4,32 +4,33 @@ Each view commits its payment in its own transaction, unless a test says otherwi
 """
 
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
 
 import pytest
 import sqlalchemy as sa
-from flask import (
-    abort,
-    after_this_request,
-    g,
-    request,
-    send_file,
-    stream_with_context,
-)
+from flask import abort, after_this_request, g, request, send_file, stream_with_context
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency import NotAtomic, Retryable, current_operation, idempotent
-from tests.web.way import KINDS, STORES, make_shop, nobody_was_warned
+from tests.log import ours
+from tests.web.way import (
+    KINDS,
+    STORES,
+    Refused,
+    is_replayed,
+    make_shop,
+    nobody_was_warned,
+    refuse,
+    undone,
+)
 
 __all__ = ["make_shop", "nobody_was_warned"]
 
 pytestmark = STORES
 
-
-class Refused(Exception):
-    """An error of the application."""
+RAISES = pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
 
 
 class OutOfTime(BaseException):
@@ -47,12 +48,17 @@ def buy(shop, commit=True):
         shop.db.session.commit()
 
 
-def add(shop, view, *above, path="/payments", endpoint="pay", **options):
+def add(shop, view, *above, **options):
     """Register a protected view below the decorators ``above``, the innermost first."""
     protected = idempotent(**options)(view)
     for decorator in above:
         protected = decorator(protected)
-    shop.app.add_url_rule(path, endpoint, protected, methods=["POST"])
+    shop.app.add_url_rule("/payments", "pay", protected, methods=["POST"])
+
+
+def around(call):
+    """A decorator: ``call`` gets the view, without arguments."""
+    return lambda view: wraps(view)(lambda *args, **kwargs: call(lambda: view(*args, **kwargs)))
 
 
 def paying(shop, error=None, commit=True):
@@ -60,8 +66,8 @@ def paying(shop, error=None, commit=True):
     runs = []
 
     def pay():
-        buy(shop, commit)
         runs.append(current_operation.attempt)
+        buy(shop, commit)
         if error is not None:
             raise error
         return {"run": len(runs)}, 201
@@ -69,702 +75,435 @@ def paying(shop, error=None, commit=True):
     return pay, runs
 
 
-def is_replayed(response):
-    return response.headers.get("Idempotent-Replayed") == "true"
+@contextmanager
+def dispatched_by_nobody(shop):
+    """As a command or a test calls a view."""
+    headers = {"Idempotency-Key": "key-1"}
+    with shop.app.test_request_context("/payments", method="POST", headers=headers):
+        g.account_id = "alice"
+        yield shop.app.view_functions["pay"]
 
 
-def told(caplog, level):
-    return [
-        each.getMessage()
-        for each in caplog.records
-        if each.levelno == level and each.name.startswith("flask_idempotency")
-    ]
+def in_class(function, **options):
+    class Payments(MethodView):
+        decorators = (idempotent(**options),)
+
+        def post(self):
+            return function()
+
+    return Payments.as_view("pay")
 
 
-def undone(caplog):
-    """The warnings that something committed is not there."""
-    return [text for text in told(caplog, logging.WARNING) if "undone" in text]
+def in_async(function, **options):
+    async def pay():
+        return function()
+
+    return idempotent(**options)(pay)
 
 
-class TestReturned:
-    """A view that leaves nothing for anybody above it has ended when it returns."""
+def below_a_decorator(function, **options):
+    return around(lambda view: view())(idempotent(**options)(function))
 
-    @KINDS
-    @pytest.mark.parametrize("does", ["rollback", "raise", "remove"])
-    def test_no_audit_above_it_loses_the_payment(self, shop, assert_replayed, atomic, does):
-        @shop.app.after_request
-        def audit(response):
-            if does == "raise" and not is_replayed(response):
-                raise Refused
-            shop.db.session.rollback() if does == "rollback" else shop.db.session.remove()
+
+ENDS = {
+    "returns": (lambda: ({}, 201), None, 201),
+    "aborts": (lambda: abort(410), HTTPException, 410),
+    "raises": (lambda: fail(), Refused, 409),  # noqa: PLW0108
+    "raises, handled by all": (lambda: fail(), Exception, 409),  # noqa: PLW0108
+    "raises, handled as 500": (lambda: fail(), 500, 409),  # noqa: PLW0108
+    "raises, handled as success": (lambda: fail(), Refused, 200),  # noqa: PLW0108
+}
+
+
+def fail(*_):
+    raise Refused
+
+
+@KINDS
+@pytest.mark.parametrize("make", [in_class, in_async, below_a_decorator])
+@pytest.mark.parametrize("end", ENDS)
+def test_the_response_that_the_application_makes_is_stored_with_the_commit(
+    shop, assert_replayed, make, end, atomic
+):
+    """What the view registered for it runs once. Headers for one origin are not replayed to another."""
+    ends, kind, status = ENDS[end]
+    ran = []
+
+    def pay():
+        @after_this_request
+        def mark(response):
+            ran.append([record.status for record in shop.records()] if shop.store != "sql" else [None])
+            response.headers["X-Mark"] = str(len(ran))
             return response
 
-        pay, runs = paying(shop)
-        add(shop, pay, atomic=atomic)
-        first, again = shop.post(), shop.post()
-        assert first.status_code == (500 if does == "raise" else 201)
-        assert (again.status_code, again.json, is_replayed(again)) == (201, {"run": 1}, True)
-        assert (shop.count(), len(runs)) == (1, 1)
-
-    @KINDS
-    @pytest.mark.parametrize("commit", [True, False], ids=["commits", "leaves it to a function above"])
-    def test_a_view_may_close_its_request(self, shop, assert_replayed, atomic, commit):
-        pay, runs = paying(shop, commit=commit)
-
-        def closing():
-            request.close()
-            response = pay()
-            request.close()
-            return response
-
-        @shop.app.after_request
-        def commits(response):
-            request.close()
-            shop.db.session.commit()
-            return response
-
-        add(shop, closing, atomic=atomic)
-        first, again = shop.post(), shop.post()
-        assert (first.status_code, is_replayed(again)) == (201, True)
-        assert (shop.count(), len(runs)) == (1, 1)
-
-    @KINDS
-    def test_it_is_stored_before_a_decorator_above_it_goes_on(self, shop, atomic):
-        seen = []
-
-        def looking(view):
-            @wraps(view)
-            def look():
-                response = view()
-                seen.append([record.status for record in shop.records()])
-                return response
-
-            return look
-
-        add(shop, paying(shop)[0], looking, atomic=atomic)
-        assert shop.post().status_code == 201
-        assert seen == [[201]]
-
-    @KINDS
-    @pytest.mark.parametrize("kind", [Refused, SystemExit, KeyboardInterrupt, OutOfTime])
-    def test_what_a_decorator_raises_after_it_comes_too_late(self, shop, atomic, kind):
-        def failing_once(view):
-            @wraps(view)
-            def fail():
-                response = view()
-                if not is_replayed(response):
-                    raise kind
-                return response
-
-            return fail
-
-        add(shop, paying(shop)[0], failing_once, atomic=atomic)
-        if kind is Refused:
-            assert shop.post().status_code == 500
-        else:
-            with pytest.raises(kind):
-                shop.post()
-        again = shop.post()
-        assert (again.status_code, is_replayed(again)) == (201, True)
-        assert shop.count() == 1
-
-    @KINDS
-    def test_a_view_that_is_called_without_dispatch_has_no_hooks_and_needs_none(self, shop, atomic):
-        pay, runs = paying(shop)
-        add(shop, pay, atomic=atomic)
-        headers = {"Idempotency-Key": "key-1"}
-        for _ in range(2):
-            with shop.app.test_request_context("/payments", method="POST", headers=headers):
-                g.account_id = "alice"
-                response = shop.app.view_functions["pay"]()
-                assert response.status_code == 201
-        assert is_replayed(response)
-        assert (shop.count(), len(runs)) == (1, 1)
-
-    @KINDS
-    def test_a_command_may_call_it(self, shop, atomic):
-        add(shop, paying(shop)[0], atomic=atomic)
-
-        @shop.app.cli.command("pay-twice")
-        def pay_twice():
-            for _ in range(2):
-                with shop.app.test_request_context(
-                    "/payments", method="POST", headers={"Idempotency-Key": "key-1"}
-                ):
-                    g.account_id = "alice"
-                    print(shop.app.view_functions["pay"]().headers.get("Idempotent-Replayed"))
-
-        result = shop.app.test_cli_runner().invoke(args=["pay-twice"])
-        assert result.output.split() == ["None", "true"]
-        assert shop.count() == 1
-
-    def test_an_error_without_dispatch_is_the_callers_and_undoes_the_payment(self, shop):
-        add(shop, paying(shop, Refused())[0])
-        headers = {"Idempotency-Key": "key-1"}
-        for count in range(2):
-            with shop.app.test_request_context("/payments", method="POST", headers=headers):
-                g.account_id = "alice"
-                with pytest.raises(Refused):
-                    shop.app.view_functions["pay"]()
-            assert shop.count() == 0, count
-
-
-HANDLERS = ["class", "blueprint", "all", "500"]
-
-
-def refuse(shop, kind, status=409):
-    """Register a handler that responds with ``status`` to the view's error."""
+        buy(shop)
+        return ends()
 
     def handle(_error):
-        return {"refused": True}, status
+        allowed = {"Access-Control-Allow-Origin": request.headers["Origin"]}
+        return {"handled": True}, status, allowed
 
-    if kind == "500":
-        shop.app.register_error_handler(500, handle)
-    elif kind == "blueprint":
-        shop.app.error_handler_spec["pay"][None][Refused] = handle
+    if kind is not None:
+        shop.app.register_error_handler(kind, handle)
+    view = make(pay, atomic=atomic)
+    shop.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    first, again = (shop.post(headers={"Origin": origin}) for origin in ("https://one", "https://two"))
+    assert (first.status_code, first.headers["X-Mark"], ran) == (status, "1", [[None]])
+    if kind is not None:
+        assert first.headers.pop("Access-Control-Allow-Origin") == "https://one"
+    assert_replayed(first, again)
+    assert shop.count() == 1
+
+
+def after(shop, does):
+    """Register a function after the request, which leaves a replay alone."""
+
+    @shop.app.after_request
+    def function(response):
+        if not is_replayed(response):
+            does(response)
+        return response
+
+
+ABOVE = {
+    "rolls back": lambda shop: shop.db.session.rollback(),
+    "removes the session": lambda shop: shop.db.session.remove(),
+    "closes the request": lambda _shop: request.close(),
+    "raises": fail,
+}
+
+
+@KINDS
+@RAISES
+@pytest.mark.parametrize("does", ABOVE)
+def test_no_function_after_the_request_loses_the_payment(shop, atomic, raises, does):
+    """After an error in one, Flask runs once more what is registered for the request."""
+    ran = []
+    pay, runs = paying(shop, Refused() if raises else None)
+
+    def marking():
+        after_this_request(lambda response: (ran.append(response.status_code), response)[1])
+        return pay()
+
+    shop.app.register_error_handler(Refused, refuse)
+    after(shop, lambda _response: ABOVE[does](shop))
+    add(shop, marking, atomic=atomic)
+    first, again = shop.post(), shop.post()
+    status = 409 if raises else 201
+    assert first.status_code == (500 if does == "raises" else status)
+    assert (again.status_code, is_replayed(again), ran) == (status, True, [status])
+    assert (shop.count(), len(runs)) == (1, 1)
+
+
+@KINDS
+@pytest.mark.parametrize("kind", [Refused, SystemExit, OutOfTime])
+def test_what_a_decorator_raises_after_the_view_comes_too_late(shop, atomic, kind):
+    stored = []
+
+    def fail_once(view):
+        response = view()
+        if not is_replayed(response):
+            stored.extend(record.status for record in shop.records())
+            raise kind
+        return response
+
+    add(shop, paying(shop)[0], around(fail_once), atomic=atomic)
+    if kind is Refused:
+        assert shop.post().status_code == 500
     else:
-        shop.app.register_error_handler(Refused if kind == "class" else Exception, handle)
-
-
-def passing(view):
-    """A decorator that only looks on."""
-
-    @wraps(view)
-    def look_on(*args, **kwargs):
-        try:
-            return view(*args, **kwargs)
-        finally:
-            request.environ["seen"] = True
-
-    return look_on
-
-
-class TestRaised:
-    """The response to a view's error is what the application makes of it."""
-
-    @KINDS
-    @pytest.mark.parametrize("handler", ["class", "all", "500"])
-    @pytest.mark.parametrize("commit", [True, False])
-    def test_a_handlers_response_below_500_is_stored(
-        self, shop, assert_replayed, atomic, handler, commit, caplog
-    ):
-        """What a view has left beside its error is dropped, as in any application, and said."""
-        refuse(shop, handler)
-        pay, runs = paying(shop, Refused(), commit)
-        add(shop, pay, passing, atomic=atomic)
-        first, again = shop.post(), shop.post()
-        assert (first.status_code, first.json) == (409, {"refused": True})
-        assert_replayed(first, again)
-        assert len(runs) == 1
-        assert shop.count() == commit
-        assert len(undone(caplog)) == (not commit)
-
-    @pytest.mark.parametrize("handler", ["class", "all", "500"])
-    def test_a_handlers_success_is_stored_with_the_commit_or_not_given(self, shop, handler):
-        refuse(shop, handler, 200)
-        add(shop, paying(shop, Refused())[0])
-        assert [shop.post().status_code for _ in range(2)] == [200, 200]
-        assert shop.count() == 1
-
-    @KINDS
-    def test_an_error_that_nobody_handles_is_rolled_back_or_stored_as_failed(self, shop, atomic):
-        pay, runs = paying(shop, Refused())
-        add(shop, pay, passing, atomic=atomic)
-        first, again = shop.post(), shop.post()
-        assert (first.status_code, again.status_code) == (500, 500)
-        assert (len(runs), shop.count()) == ((2, 0) if atomic else (1, 1))
-        assert is_replayed(again) is not atomic
-
-    @KINDS
-    def test_aborting_is_stored_as_the_application_shows_it(self, shop, assert_replayed, atomic):
-        shop.app.register_error_handler(HTTPException, lambda error: ({"code": error.code}, error.code))
-
-        def pay():
-            buy(shop)
-            abort(410)
-
-        add(shop, pay, passing, atomic=atomic)
-        first = shop.post()
-        assert (first.status_code, first.json) == (410, {"code": 410})
-        assert_replayed(first, shop.post())
-        assert shop.count() == 1
-
-    @KINDS
-    @pytest.mark.parametrize("raises", [True, False])
-    def test_what_the_view_registered_runs_once_before_the_response_is_stored(
-        self, shop, assert_replayed, atomic, raises
-    ):
-        ran = []
-
-        def pay():
-            @after_this_request
-            def mark(response):
-                ran.append(
-                    [record.status for record in shop.records()] if shop.store != "sql" else None
-                )
-                response.headers["X-Mark"] = str(len(ran))
-                return response
-
-            buy(shop)
-            if raises:
-                raise Refused
-            return {}, 201
-
-        refuse(shop, "class")
-        add(shop, pay, atomic=atomic)
-        first, again = shop.post(), shop.post()
-        assert first.headers["X-Mark"] == "1"
-        assert_replayed(first, again)
-        assert len(ran) == 1
-
-    @KINDS
-    @pytest.mark.parametrize("raises", [True, False])
-    def test_it_runs_once_when_a_later_function_fails(self, shop, atomic, raises):
-        """Flask runs what is registered for the request again after an error in it."""
-        ran = []
-
-        @shop.app.after_request
-        def audit(response):
-            if not is_replayed(response):
-                raise ZeroDivisionError
-            return response
-
-        def pay():
-            @after_this_request
-            def mark(response):
-                ran.append(response.status_code)
-                return response
-
-            buy(shop)
-            if raises:
-                raise Refused
-            return {}, 201
-
-        refuse(shop, "class")
-        add(shop, pay, atomic=atomic)
-        first, again = shop.post(), shop.post()
-        status = 409 if raises else 201
-        assert (first.status_code, again.status_code, ran) == (500, status, [status])
-        assert is_replayed(again)
-        assert shop.count() == 1
-
-    @KINDS
-    def test_headers_for_one_origin_are_not_replayed_to_another(self, shop, atomic):
-        """As of flask-cors' decorator, which stands below ours or registers for the request."""
-
-        def handle(_error):
-            allowed = {"Access-Control-Allow-Origin": request.headers["Origin"], "X-Own": "own"}
-            return {"refused": True}, 409, allowed
-
-        shop.app.register_error_handler(Refused, handle)
-        add(shop, paying(shop, Refused())[0], atomic=atomic)
-        first = shop.post(headers={"Origin": "https://one.example"})
-        again = shop.post(headers={"Origin": "https://two.example"})
-        assert first.headers["Access-Control-Allow-Origin"] == "https://one.example"
-        assert is_replayed(again)
-        assert "Access-Control-Allow-Origin" not in again.headers
-        assert again.headers["X-Own"] == "own"
-
-
-LETTING_OUT = [
-    {"TESTING": True},
-    {"DEBUG": True},
-    {"PROPAGATE_EXCEPTIONS": True},
-]
-
-
-class TestWithoutResponse:
-    """Where the application makes no response of the error, the request's end ends it."""
-
-    @pytest.mark.parametrize("config", LETTING_OUT)
-    @pytest.mark.parametrize("commit", [True, False])
-    def test_an_atomic_one_is_rolled_back_which_is_said_once(self, make_shop, config, commit, caplog):
-        shop = make_shop(**config)
-        pay, runs = paying(shop, Refused(), commit)
-        add(shop, pay)
-        for _ in range(3):
-            with pytest.raises(Refused):
-                shop.post()
-        assert (shop.count(), len(runs)) == (0, 3)
-        assert len(undone(caplog)) == commit
-
-    @pytest.mark.parametrize("config", LETTING_OUT)
-    def test_one_with_a_lease_is_stored_as_failed(self, make_shop, config, assert_problem):
-        shop = make_shop(**config)
-        pay, runs = paying(shop, Refused())
-        add(shop, pay, atomic=False)
-        with pytest.raises(Refused):
-            shop.post()
-        again = shop.post()
-        assert (again.status_code, is_replayed(again)) == (500, True)
-        assert (shop.count(), len(runs)) == (1, 1)
-
-    @pytest.mark.parametrize("config", LETTING_OUT)
-    def test_retryable_frees_the_key_of_one_with_a_lease(self, make_shop, config):
-        shop = make_shop(**config)
-        runs = []
-
-        def pay():
-            runs.append(1)
-            if len(runs) == 1:
-                raise Retryable
-            return {}, 201
-
-        add(shop, pay, atomic=False)
-        assert shop.post().status_code == 503
-        assert shop.post().status_code == 201
-
-    @KINDS
-    @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, OutOfTime])
-    @pytest.mark.parametrize("place", ["view", "above", "above an error"])
-    def test_an_exit_leaves_no_lock_and_passes_as_itself(self, shop, atomic, kind, place):
-        """The view has not committed; the next retry finds its row free, and runs."""
-        runs = []
-
-        def pay():
-            runs.append(1)
-            buy(shop, commit=len(runs) > 1)
-            if len(runs) == 1 and place != "above":
-                raise kind if place == "view" else Refused
-            return {}, 201
-
-        def exiting(view):
-            @wraps(view)
-            def leave():
-                response = None
-                with suppress(Refused):
-                    response = view()
-                if len(runs) == 1:
-                    raise kind
-                return response
-
-            return leave
-
-        options = {} if atomic else {"atomic": False, "on_interrupted": "retry"}
-        add(shop, pay, exiting, **options)
         with pytest.raises(kind):
             shop.post()
+    again = shop.post()
+    assert (again.status_code, is_replayed(again)) == (201, True)
+    assert (shop.count(), stored) == (1, [201])
+
+
+@KINDS
+def test_a_view_that_is_called_without_dispatch_has_no_hooks_and_needs_none(shop, atomic):
+    add(shop, paying(shop)[0], atomic=atomic)
+
+    @shop.app.cli.command("pay")
+    def pay():
+        with dispatched_by_nobody(shop) as view:
+            print(view().headers.get("Idempotent-Replayed"))
+
+    run = shop.app.test_cli_runner().invoke
+    assert [run(args=["pay"]).output.strip() for _ in range(2)] == ["None", "true"]
+    assert shop.count() == 1
+
+
+def test_an_error_without_dispatch_is_the_callers_and_undoes_the_payment(shop):
+    add(shop, paying(shop, Refused())[0])
+    for _ in range(2):
+        with dispatched_by_nobody(shop) as view, pytest.raises(Refused):
+            view()
         assert shop.count() == 0
-        again = shop.post()
-        assert (again.status_code, is_replayed(again)) == (201, False)
-        assert (shop.count(), len(runs)) == (1, 2)
-        if shop.store != "sql":
-            shop.assert_clean()
 
 
-def swallowing(*functions):
-    """A view that calls functions one after another, and swallows their errors."""
-
-    def view():
-        results = []
-        for function in functions:
-            try:
-                results.append(function().get_json())
-            except Exception as error:
-                results.append(type(error).__name__)
-        return {"results": results}, 201
-
-    return view
+@KINDS
+def test_what_a_view_left_beside_its_error_is_dropped_and_said(shop, assert_replayed, atomic, caplog):
+    """As in any application: nobody committed it."""
+    shop.app.register_error_handler(Refused, refuse)
+    add(shop, paying(shop, Refused(), commit=False)[0], atomic=atomic)
+    assert_replayed(shop.post(), shop.post())
+    assert (shop.count(), len(undone(caplog))) == (0, 1)
 
 
-class TestCalledByOthers:
-    """An attempt never takes the response of another."""
+LETTING_OUT = [{"TESTING": True}, {"DEBUG": True}, {"PROPAGATE_EXCEPTIONS": True}]
 
-    @pytest.mark.parametrize("atomic", [True, False])
-    def test_a_second_function_of_one_request_is_refused(self, shop, atomic, caplog):
-        second_runs = []
 
-        @idempotent(name="first", atomic=atomic)
-        def first():
-            buy(shop)
-            raise Refused
+@KINDS
+@pytest.mark.parametrize("config", [{}, *LETTING_OUT], ids=str)
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_error_that_nobody_handles_is_rolled_back_or_stored_as_failed(
+    make_shop, atomic, config, commit, caplog
+):
+    """Where the application makes no response of it, the request's end does that, and says it once."""
+    shop = make_shop(**config)
+    pay, runs = paying(shop, Refused(), commit)
+    add(shop, pay, atomic=atomic)
+    for number in range(3):
+        if config and (atomic or number == 0):
+            with pytest.raises(Refused):
+                shop.post()
+        else:
+            response = shop.post()
+            assert response.status_code == 500
+            assert is_replayed(response) == (not atomic and number > 0)
+    assert (len(runs), shop.count()) == ((3, 0) if atomic else (1, int(commit)))
+    if atomic and config:
+        assert len(undone(caplog)) == commit
 
-        second = idempotent(name="second", atomic=atomic)(lambda: second_runs.append(1))
-        shop.app.post("/payments", endpoint="both")(swallowing(first, second))
-        assert shop.post().json == {"results": ["Refused", "ConfigurationError"]}
-        assert shop.post().json["results"][1] == "ConfigurationError"
-        assert [each.status for each in shop.records() if each.status] == ([] if atomic else [500])
-        assert shop.count() == (0 if atomic else 1)
-        assert second_runs == []
-        ours = told(caplog, logging.ERROR)
-        assert len([text for text in ours if "a second idempotent function" in text]) == 1, ours
 
-    @pytest.mark.parametrize("atomic", [True, False])
-    def test_what_tries_a_view_again_stands_below(self, shop, atomic):
-        """Above, the second try is refused, and its response is not taken for the first one's."""
-        runs = []
+@pytest.mark.parametrize("config", LETTING_OUT, ids=str)
+def test_retryable_frees_the_key_of_one_with_a_lease(make_shop, config):
+    shop, ends = make_shop(**config), [Retryable()]
 
-        def twice(view):
-            @wraps(view)
-            def again():
-                with suppress(Refused):
-                    return view()
-                return view()
+    def pay():
+        if ends:
+            raise ends.pop()
+        return {}, 201
 
-            return again
+    add(shop, pay, atomic=False)
+    assert [shop.post().status_code for _ in range(2)] == [503, 201]
 
-        def pay():
-            buy(shop)
-            runs.append(1)
-            if len(runs) == 1:
-                raise Refused
-            return {}, 201
 
-        shop.app.register_error_handler(Exception, lambda error: (str(error), 400))
-        add(shop, pay, twice, atomic=atomic)
-        refused, again = shop.post(), shop.post()
-        assert "what tries again do so below @idempotent" in refused.text
-        assert (again.status_code, is_replayed(again)) == ((201, False) if atomic else (500, True))
-        assert (shop.count(), len(runs)) == ((1, 2) if atomic else (1, 1))
+@KINDS
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, OutOfTime])
+@pytest.mark.parametrize("place", ["view", "above", "above an error"])
+def test_an_exit_leaves_no_lock_and_passes_as_itself(shop, atomic, kind, place):
+    """The view has not committed; the next retry finds its row free, and runs."""
+    runs = []
 
-    @pytest.mark.parametrize("place", ["decorator", "after_request"])
-    def test_an_error_above_what_the_view_left_undoes_it(self, shop, place):
-        fails = [True]
+    def pay():
+        runs.append(1)
+        buy(shop, commit=len(runs) > 1)
+        if len(runs) == 1 and place != "above":
+            raise kind if place == "view" else Refused
+        return {}, 201
 
-        def fail():
-            if fails:
-                fails.pop()
-                raise ZeroDivisionError
+    def leave(view):
+        response = None
+        with suppress(Refused):
+            response = view()
+        if len(runs) == 1:
+            raise kind
+        return response
+
+    options = {} if atomic else {"atomic": False, "on_interrupted": "retry"}
+    add(shop, pay, around(leave), **options)
+    with pytest.raises(kind):
+        shop.post()
+    assert shop.count() == 0
+    again = shop.post()
+    assert (again.status_code, is_replayed(again)) == (201, False)
+    assert (shop.count(), len(runs)) == (1, 2)
+    if shop.store != "sql":
+        shop.assert_clean()
+
+
+@KINDS
+@pytest.mark.parametrize("same", [True, False])
+def test_a_second_function_of_one_request_is_refused(shop, atomic, same, caplog):
+    """An attempt never takes the response of another: what tries again stands below."""
+    first, _ = paying(shop, Refused())
+    second, second_runs = paying(shop)
+    protected = [
+        idempotent(name=f"n{each}", atomic=atomic)(view) for each, view in enumerate((first, second))
+    ]
+
+    def both():
+        with suppress(Refused):
+            protected[0]()
+        return protected[0 if same else 1]()
+
+    shop.app.register_error_handler(Exception, lambda error: (str(error), 400))
+    shop.app.add_url_rule("/payments", "pay", both, methods=["POST"])
+    assert "what tries again do so below @idempotent" in shop.post().text
+    shop.post()
+    assert [each.status for each in shop.records() if each.status] == ([] if atomic else [500])
+    assert (shop.count(), second_runs) == (0 if atomic else 1, [])
+    said = [line.getMessage() for line in ours(caplog, logging.ERROR)]
+    assert len([text for text in said if "a second idempotent function" in text]) == 1
+
+
+@pytest.mark.parametrize("place", ["decorator", "after_request"])
+def test_an_error_above_what_the_view_left_undoes_it(shop, place):
+    fails = [Refused()]
+
+    def end():
+        if fails:
+            raise fails.pop()
+        shop.db.session.commit()
+
+    def call(view):
+        response = view()
+        if place == "decorator":
+            end()
+        return response
+
+    @shop.app.after_request
+    def finish(response):
+        if place == "after_request" and response.status_code < 500:
+            end()
+        return response
+
+    add(shop, paying(shop, commit=False)[0], around(call))
+    assert (shop.post().status_code, shop.count()) == (500, 0)
+    again = shop.post()
+    assert (again.status_code, is_replayed(again), shop.count()) == (201, False, 1)
+
+
+def test_a_problem_at_the_end_is_written_in_place(shop, store, assert_problem):
+    """The application's CORS headers stay, the view's own go."""
+    if store == "sql":
+        return  # no connection that can be lost
+
+    @shop.app.after_request
+    def commit(response):
+        response.headers["Access-Control-Allow-Origin"] = "https://one.example"
+        if response.status_code == 201:
             shop.db.session.commit()
+            pid = shop.db.session.scalar(sa.text("SELECT pg_backend_pid()"))
+            shop.sql("SELECT pg_terminate_backend(:pid)", pid=pid)
+        return response
 
-        def failing(view):
-            @wraps(view)
-            def call():
-                response = view()
-                if place == "decorator":
-                    fail()
-                return response
+    def pay():
+        buy(shop, commit=False)
+        return {"own": True}, 201, {"X-View": "own", "Location": "/payments/1"}
 
-            return call
+    add(shop, pay)
+    refused = shop.post()
+    assert_problem(refused, 503, "store-unavailable", retry=True)
+    assert refused.headers["Access-Control-Allow-Origin"] == "https://one.example"
+    assert not {"X-View", "Location"} & set(refused.headers.keys())
+    assert shop.count() == 0
 
-        @shop.app.after_request
-        def after(response):
-            if place == "after_request" and response.status_code < 500:
-                fail()
-            return response
 
-        add(shop, paying(shop, commit=False)[0], failing)
-        assert shop.post().status_code == 500
-        assert shop.count() == 0
-        again = shop.post()
-        assert (again.status_code, is_replayed(again)) == (201, False)
-        assert shop.count() == 1
-
-    def test_a_problem_is_written_in_place(self, shop, assert_problem, store):
-        """The application's CORS headers stay, the view's own go."""
-        if store == "sql":
-            return  # SQLite has no deadlocks, nor deferred constraints but of foreign keys
-        shop.sql(
-            "ALTER TABLE payment ADD CONSTRAINT late UNIQUE (amount) DEFERRABLE INITIALLY DEFERRED"
-        )
-
-        @shop.app.after_request
-        def commit(response):
-            response.headers["Access-Control-Allow-Origin"] = "https://one.example"
-            if response.status_code == 201:
-                shop.db.session.commit()
-                session = shop.db.session
-                pid = session.scalar(sa.text("SELECT pg_backend_pid()"))
-                shop.sql("SELECT pg_terminate_backend(:pid)", pid=pid)
-            return response
-
-        def pay():
-            buy(shop, commit=False)
-            return {"own": True}, 201, {"X-View": "own", "Location": "/payments/1"}
-
+@pytest.mark.parametrize("handler", [None, Exception, 500, NotAtomic])
+@pytest.mark.parametrize("mistake", ["nobody committed", "Put @idempotent below"])
+def test_a_mistake_is_logged_once_whatever_handlers_there_are(shop, handler, mistake, caplog):
+    if handler is not None:
+        shop.app.register_error_handler(handler, lambda _error: ({"sorry": True}, 500))
+    pay, _ = paying(shop, commit=False)
+    if mistake == "nobody committed":
         add(shop, pay)
-        refused = shop.post()
-        assert_problem(refused, 503, "store-unavailable", retry=True)
-        assert refused.headers["Access-Control-Allow-Origin"] == "https://one.example"
-        assert not {"X-View", "Location"} & set(refused.headers.keys())
-        assert shop.count() == 0
-
-    @pytest.mark.parametrize("handler", [None, Exception, 500, NotAtomic])
-    def test_a_mistake_is_logged_once_whatever_handlers_there_are(self, shop, handler, caplog):
-        if handler is not None:
-            shop.app.register_error_handler(handler, lambda _error: ({"sorry": True}, 500))
-        add(shop, paying(shop, commit=False)[0])  # nobody commits
-        for _ in range(3):
-            assert shop.post().status_code == 500
-        assert shop.count() == 0
-        ours = told(caplog, logging.ERROR)
-        assert len([text for text in ours if "nobody committed" in text]) == 1, ours
-
-    @pytest.mark.parametrize("handler", [None, Exception, 500])
-    def test_a_mistake_in_the_set_up_is_logged_once(self, shop, handler, caplog):
-        if handler is not None:
-            shop.app.register_error_handler(handler, lambda _error: ({"sorry": True}, 500))
-        pay = paying(shop)[0]
+    else:
         shop.app.add_url_rule("/payments", "pay", pay, methods=["POST"])
         idempotent(pay)
-        for _ in range(3):
-            assert shop.post().status_code == 500
-        assert shop.count() == 0
-        ours = [text for text in told(caplog, logging.ERROR) if "Put @idempotent below" in text]
-        assert len(ours) == 1, ours
-
-    @pytest.mark.parametrize("raises", [True, False])
-    def test_a_commit_beside_what_is_not_stored_is_said_once(self, shop, raises, caplog):
-        def pay():
-            buy(shop)
-            if raises:
-                abort(403)
-            return {}, 403
-
-        add(shop, pay)
-        for _ in range(3):
-            assert shop.post().status_code == 403
-        assert shop.count() == 0
-        assert len(undone(caplog)) == 1
-
-    def test_so_is_one_beside_an_error_of_what_the_view_registered(self, shop, caplog):
-        """Flask hands that to the handler, too: the client sees its 409, and nothing is stored."""
-
-        def pay():
-            @after_this_request
-            def fail(_response):
-                raise ZeroDivisionError
-
-            buy(shop)
-            raise Refused
-
-        refuse(shop, "all")
-        add(shop, pay)
-        assert [shop.post().status_code for _ in range(2)] == [409, 409]
-        assert shop.count() == 0
-        assert len(undone(caplog)) == 1
-
-    def test_no_success_is_sent_for_what_is_not_stored(self, shop):
-        """Flask swallows errors of functions after a request while it handles another error."""
-
-        def apologize(_error):
-            buy(shop, commit=False)  # nobody commits
-            return {"fine": True}, 200
-
-        shop.app.register_error_handler(500, apologize)
-        pay, _ = paying(shop, Refused())
-        add(shop, pay)
-        response = shop.post()
-        assert shop.count() == 0
-        assert response.status_code == 500
-
-    @pytest.mark.parametrize("kind", ["rolls back", "rejects"])
-    def test_what_the_view_committed_stays_where_the_rest_is_dropped(self, shop, kind):
-        """As without the extension: there a committed row is beyond what comes above."""
-
-        @shop.app.after_request
-        def drop(response):
-            if kind == "rolls back":
-                shop.db.session.rollback()
-            else:
-                response.status_code = 409
-            return response
-
-        def pay():
-            buy(shop)
-            buy(shop, commit=False)
-            return {}, 201
-
-        add(shop, pay)
-        assert shop.post().status_code == (201 if kind == "rolls back" else 409)
-        assert shop.count() == 1
-        again = shop.post()
-        assert again.headers["Idempotent-Replayed"] == "true"
-        assert shop.count() == 1
-
-    @pytest.mark.parametrize("raises", [True, False])
-    def test_an_audit_above_a_rejection_stays(self, shop, raises):
-        """What is not stored is rolled back before any after_request function."""
-
-        @shop.app.after_request
-        def audit(response):
-            shop.db.session.add(shop.Payment(amount=response.status_code))
-            shop.db.session.commit()
-            return response
-
-        def pay():
-            buy(shop, commit=False)
-            if raises:
-                abort(403)
-            return {}, 403
-
-        add(shop, pay)
-        assert shop.post().status_code == 403
-        assert shop.sql("select amount from payment") == [(403,)]
+    assert [shop.post().status_code for _ in range(3)] == [500] * 3
+    assert shop.count() == 0
+    said = [line.getMessage() for line in ours(caplog, logging.ERROR)]
+    assert len([text for text in said if mistake in text]) == 1, said
 
 
-class TestKindsOfViews:
-    @KINDS
-    @pytest.mark.parametrize("raises", [True, False])
-    def test_async(self, shop, assert_replayed, atomic, raises):
-        async def pay():
-            buy(shop)
-            if raises:
-                raise Refused
-            return {}, 201
+def test_no_success_is_sent_for_what_is_not_stored(shop):
+    """Flask swallows errors of functions after a request while it handles another error."""
 
-        refuse(shop, "class")
-        add(shop, pay, atomic=atomic)
-        first = shop.post()
-        assert first.status_code == (409 if raises else 201)
-        assert_replayed(first, shop.post())
-        assert shop.count() == 1
+    def apologize(_error):
+        buy(shop, commit=False)  # nobody commits
+        return {"fine": True}, 200
 
-    @KINDS
-    @pytest.mark.parametrize("raises", [True, False])
-    def test_methods(self, shop, assert_replayed, atomic, raises):
-        pay, runs = paying(shop, Refused() if raises else None)
+    shop.app.register_error_handler(500, apologize)
+    add(shop, paying(shop, Refused())[0])
+    assert (shop.post().status_code, shop.count()) == (500, 0)
 
-        class Payments(MethodView):
-            decorators = (idempotent(atomic=atomic), passing)
 
-            def post(self):
-                return pay()
+@pytest.mark.parametrize("kind", ["rolls back", "rejects"])
+def test_what_the_view_committed_stays_where_the_rest_is_dropped(shop, kind):
+    """As without the extension: there a committed row is beyond what comes above."""
 
-        refuse(shop, "class")
-        shop.app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
-        first = shop.post()
-        assert first.status_code == (409 if raises else 201)
-        assert_replayed(first, shop.post())
-        assert (shop.count(), len(runs)) == (1, 1)
+    def drop(response):
+        if kind == "rolls back":
+            shop.db.session.rollback()
+        else:
+            response.status_code = 409
 
-    @KINDS
-    @pytest.mark.parametrize("kind", ["stream", "file"])
-    def test_streams_and_files(self, shop, tmp_path, assert_replayed, atomic, kind):
-        (tmp_path / "receipt").write_bytes(b"paid" * 1000)
+    def pay():
+        buy(shop)
+        buy(shop, commit=False)
+        return {}, 201
 
-        def pay():
-            buy(shop)
-            if kind == "file":
-                return send_file(tmp_path / "receipt", mimetype="text/plain")
-            return stream_with_context(str(each) + request.path for each in range(3))
+    after(shop, drop)
+    add(shop, pay)
+    assert shop.post().status_code == (201 if kind == "rolls back" else 409)
+    assert is_replayed(shop.post())
+    assert shop.count() == 1
 
-        add(shop, pay, atomic=atomic)
-        first = shop.post(buffered=True)
-        assert first.data == (b"paid" * 1000 if kind == "file" else b"0/payments1/payments2/payments")
-        assert_replayed(first, shop.post())
-        assert shop.count() == 1
 
-    def test_a_stream_that_fails_is_an_error_of_the_view(self, shop):
-        def pay():
-            def lines():
-                buy(shop)
-                yield "one"
-                raise Refused
+@pytest.mark.parametrize("kind", ["rolls back", "rejects"])
+def test_where_all_that_the_view_left_is_dropped_its_success_is_not_stored(shop, kind):
+    def drop(response):
+        shop.db.session.rollback() if kind == "rolls back" else None
+        response.status_code = 409
 
-            return lines()
+    after(shop, drop)
+    add(shop, paying(shop, commit=False)[0])
+    assert [shop.post().status_code for _ in range(2)] == [409, 409]
+    assert (shop.count(), [each.status for each in shop.records()]) == (0, [None])
 
-        refuse(shop, "class")
-        add(shop, pay)
-        assert [shop.post().status_code for _ in range(2)] == [409, 409]
-        assert shop.count() == 1
 
-    def test_reading_passes_untouched(self, shop):
-        @idempotent
-        def pay():
-            return {"read": True}
+@RAISES
+def test_an_audit_above_a_rejection_stays(shop, raises):
+    """What is not stored is rolled back before any after_request function."""
 
-        shop.app.add_url_rule("/payments", "pay", pay, methods=["GET", "POST"])
-        for method in "GET", "HEAD", "OPTIONS":
-            assert shop.post(method=method, key="not, a key").status_code == 200
-        assert shop.records() == []
+    def audit(response):
+        shop.db.session.add(shop.Payment(amount=response.status_code))
+        shop.db.session.commit()
+
+    def pay():
+        buy(shop, commit=False)
+        return abort(403) if raises else ({}, 403)
+
+    after(shop, audit)
+    add(shop, pay)
+    assert shop.post().status_code == 403
+    assert shop.sql("select amount from payment") == [(403,)]
+
+
+@KINDS
+@pytest.mark.parametrize("kind", ["stream", "file", "failing stream"])
+def test_streams_and_files_are_read_to_their_end(shop, tmp_path, assert_replayed, atomic, kind):
+    """One that fails is an error of the view."""
+    (tmp_path / "receipt").write_bytes(b"paid" * 1000)
+
+    def fail_late():
+        buy(shop)
+        yield "one"
+        raise Refused
+
+    def pay():
+        if kind == "failing stream":
+            return fail_late()
+        buy(shop)
+        if kind == "file":
+            return send_file(tmp_path / "receipt", mimetype="text/plain")
+        return stream_with_context(str(each) + request.path for each in range(3))
+
+    shop.app.register_error_handler(Refused, refuse)
+    add(shop, pay, atomic=atomic)
+    first = shop.post(buffered=True)
+    bodies = {"file": b"paid" * 1000, "stream": b"0/payments1/payments2/payments"}
+    assert first.data == bodies.get(kind, b'{"refused":true}\n')
+    assert_replayed(first, shop.post())
+    assert shop.count() == 1

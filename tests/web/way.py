@@ -1,11 +1,32 @@
 """Shops on each of two stores, for the tests of a request's way."""
 
+import logging
+
 import pytest
 
 from flask_idempotency.session import stray
+from tests.log import ours
 
 STORES = pytest.mark.parametrize("store", ["postgres", "sql"], indirect=True)
 KINDS = pytest.mark.parametrize("atomic", [True, False])
+
+
+class Refused(Exception):
+    """An error of the application."""
+
+
+def refuse(_error):
+    return {"refused": True}, 409
+
+
+def is_replayed(response):
+    return response.headers.get("Idempotent-Replayed") == "true"
+
+
+def undone(caplog):
+    """The warnings that something committed is not there."""
+    texts = [line.getMessage() for line in ours(caplog) if line.levelno == logging.WARNING]
+    return [text for text in texts if "undone" in text]
 
 
 @pytest.fixture(autouse=True)

@@ -1,142 +1,202 @@
 """The hidden field of a form: its key, whatever header comes with it."""
 
 import re
-import time
 
 import pytest
-from flask import Blueprint, render_template_string, request
+import requests
+import sqlalchemy as sa
+from flask import Blueprint, flash, redirect, render_template_string, request, session
+from flask_wtf import CSRFProtect, FlaskForm
+from wtforms import IntegerField
+from wtforms.validators import NumberRange
 
-from flask_idempotency import ConfigurationError
-from tests.web.forms.pages import ALICE, BOB, add_page, add_payments, load, send
+from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency.integrations.wtf import IdempotencyField
 
 FORM_TYPES = ["application/x-www-form-urlencoded", "multipart/form-data"]
+HEADERS = [None, '"one"', '"one", "two"', "", '"1";a=b']
+"""What some browsers send with each form: another one each time, or one that is malformed."""
 
 
 @pytest.mark.parametrize("media_type", FORM_TYPES)
-def test_a_form_that_is_sent_twice_is_one_operation(shop, media_type):
-    runs, client = add_payments(shop), shop.client
-    data = {"amount": 5, "idempotency_key": load(client)}
-    answers = [
-        client.post("/payments", data=data, content_type=media_type, headers=ALICE) for _ in range(3)
-    ]
-    assert [answer.status_code for answer in answers] == [303] * 3
-    assert [answer.headers.get("Idempotent-Replayed") for answer in answers] == [None, "true", "true"]
-    assert len(runs) == shop.count() == 1
-    assert re.fullmatch(r"[\w-]{22}", runs[0])
+@pytest.mark.parametrize("required", [True, False])
+def test_a_form_that_is_sent_again_is_one_operation_whatever_header_comes_with_it(
+    shop, media_type, required
+):
+    """Its message is shown once, and not again on a replay."""
+    shop.add_payments(required=required)
+    field, shown = shop.load(), []
+    for number, header in enumerate(HEADERS):
+        answer = shop.send(field, header=header, content_type=media_type)
+        assert answer.status_code == 303
+        assert answer.headers.get("Idempotent-Replayed") == ("true" if number else None)
+        shown.append(shop.browser.get(answer.location).json)
+    assert shown == [["Paid"], *[[]] * 4]
+    assert len(shop.runs) == shop.world.count() == 1
+    assert re.fullmatch(r"[\w-]{22}", shop.runs[0])
+    assert shop.send(shop.load()).status_code == 303
+    assert len(set(shop.runs)) == shop.world.count() == 2, "loaded again, it is another one"
 
 
-def test_a_form_that_is_loaded_twice_is_two_operations(shop):
-    runs, client = add_payments(shop), shop.client
-    for _ in range(2):
-        assert send(client, load(client)).status_code == 303
-    assert len(set(runs)) == shop.count() == 2
+def test_what_comes_with_a_field_or_without_one_is_judged_by_it(shop, assert_problem):
+    shop.add_payments()
+    shop.add_payments("/open", required=False)
+    shop.add_payments("/natural", key=lambda: request.form["amount"])
+    field = shop.load()
+    shop.send(field)
+    assert_problem(shop.send(field, data={"amount": "6"}), 422, "key-reused")
+    assert_problem(shop.send(None), 400, "key-required")
+    assert_problem(shop.send(None, header="a,b"), 400, "key-malformed")
+    assert_problem(shop.send("forged", header="key-1"), 400, "key-malformed")
+    twice = assert_problem(shop.send([shop.load(), shop.load()]), 400, "key-malformed")
+    assert "more than once" in twice["detail"]
+    assert_problem(shop.send("forged", user=""), 401, "scope-unknown")
+    answer = shop.world.post(json={"idempotency_key": shop.load()}, key=None)
+    assert_problem(answer, 400, "key-required")
+    assert len(shop.runs) == len(shop.world.records()) == 1
+    for path, header in ("/open", None), ("/payments", "key-1"), ("/payments", "key-1"):
+        assert shop.send(None, path, header=header).status_code == 303
+    for header in "key-2", "key-3":
+        assert shop.send(None, "/natural", header=header).status_code == 303
+    assert shop.runs[1:] == [None, "key-1", "5"]
 
 
-def test_a_form_that_was_changed_after_it_was_sent_is_refused(shop, assert_problem):
-    add_payments(shop)
-    client, field = shop.client, load(shop.client)
-    send(client, field)
-    assert_problem(send(client, field, amount="6"), 422, "key-reused")
+def test_observing_knows_what_would_be_replayed(shop, heard):
+    shop.add_payments(enforce=False)
+    field = shop.load()
+    for sent in field, field, "forged":
+        assert shop.send(sent, header='"new"').status_code == 303
+    events = [event for name, event in heard if name == "operation_observed"]
+    assert [event.would for event in events] == ["executed", "replayed", "rejected"]
+    assert events[2].problem == "key-malformed"
+    assert len(shop.runs) == 3
 
 
-def test_without_a_field_the_key_is_missing(shop, assert_problem):
-    add_payments(shop)
-    add_payments(shop, "/open", required=False)
-    assert_problem(send(shop.client, None), 400, "key-required")
-    assert send(shop.client, None, "/open").status_code == 303
-    assert shop.records() == []
-
-
-class TestABrowsersOwnHeader:
-    """Some browsers send an ``Idempotency-Key`` with each POST, and a new one each time."""
-
-    @pytest.mark.parametrize("required", [True, False])
-    def test_it_makes_no_second_payment(self, shop, required):
-        runs, field = add_payments(shop, required=required), load(shop.client)
-        answers = [send(shop.client, field, **own_header()) for _ in range(3)]
-        assert [answer.status_code for answer in answers] == [303] * 3
-        assert [answer.headers.get("Idempotent-Replayed") for answer in answers[1:]] == ["true"] * 2
-        assert len(runs) == shop.count() == 1
-
-    def test_nor_does_one_that_is_malformed(self, shop):
-        add_payments(shop)
-        field = load(shop.client)
-        for key in '"1", "2"', "", '"1";a=b':
-            assert send(shop.client, field, **own_header(key)).status_code == 303
-        assert shop.count() == 1
-
-    def test_it_is_no_way_past_a_wrong_field(self, shop, assert_problem):
-        """With the header as its key, a form that is sent again would run again."""
-        runs = add_payments(shop)
-        assert_problem(send(shop.client, "forged", **own_header()), 400, "key-malformed")
-        fields = [load(shop.client), load(shop.client)]
-        twice = assert_problem(send(shop.client, fields, **own_header()), 400, "key-malformed")
-        assert "more than once" in twice["detail"]
-        headers = {**own_header()["headers"], **BOB}
-        assert_problem(send(shop.client, fields[0], headers=headers), 400, "key-malformed")
-        assert runs == shop.records() == []
-
-    def test_a_form_without_a_field_is_known_by_its_header(self, shop, assert_problem):
-        runs = add_payments(shop)
-        for key in "key-1", "key-1", "key-2":
-            assert send(shop.client, None, **own_header(key)).status_code == 303
-        assert runs == ["key-1", "key-2"]
-        assert_problem(send(shop.client, None, **own_header("a,b")), 400, "key-malformed")
-
-    def test_a_natural_key_wins_too(self, shop):
-        runs = add_payments(shop, key=lambda: request.form["amount"])
-        for _ in range(2):
-            assert send(shop.client, None, **own_header()).status_code == 303
-        assert runs == ["5"]
-
-    def test_an_unauthenticated_caller_is_told_that_first(self, shop, assert_problem):
-        add_payments(shop)
-        headers = {**own_header()["headers"], "X-User": ""}
-        assert_problem(send(shop.client, "forged", headers=headers), 401, "scope-unknown")
-
-    def test_observing_knows_what_would_be_replayed(self, shop, heard):
-        runs = add_payments(shop, enforce=False)
-        field = load(shop.client)
-        for sent in field, field, "forged":
-            assert send(shop.client, sent, **own_header()).status_code == 303
-        events = [event for name, event in heard if name == "operation_observed"]
-        assert [(event.would, event.problem) for event in events] == [
-            ("executed", None), ("replayed", None), ("rejected", "key-malformed"),
-        ]  # fmt: skip
-        assert len(runs) == 3
-
-
-def own_header(key=None):
-    """What a browser sends that has a key for each request."""
-    return {"headers": {**ALICE, "Idempotency-Key": f'"{time.time_ns()}"' if key is None else key}}
-
-
-def test_the_named_view_may_be_in_the_same_blueprint(app, client, world):
+def test_the_named_view_may_be_in_the_same_blueprint(shop):
     blueprint = Blueprint("shop", __name__)
-    blueprint.add_url_rule(
-        "/page", "page", lambda: render_template_string("{{ idempotency_field('.pay') }}")
-    )
+    page = "{{ idempotency_field('.pay') }}"
+    blueprint.add_url_rule("/page", "page", lambda: render_template_string(page))
     blueprint.add_url_rule("/pay", "pay", lambda: "paid", methods=["POST"])
-    world.idempotency.protect(blueprint)
-    app.register_blueprint(blueprint)
-    field = load(client, "/page")
-    assert send(client, field, "/pay").status_code == 200
-    assert send(client, field, "/pay").headers["Idempotent-Replayed"] == "true"
+    shop.world.idempotency.protect(blueprint)
+    shop.app.register_blueprint(blueprint)
+    field = shop.load("/page")
+    assert shop.send(field, "/pay").status_code == 200
+    assert shop.send(field, "/pay").headers["Idempotent-Replayed"] == "true"
 
 
-def test_the_named_view_must_be_protected(shop):
-    add_page(shop, "/wrong", "{{ idempotency_field('nowhere') }}")
+def test_a_field_needs_a_protected_view_and_a_secret_key(shop):
+    shop.add_page("/wrong", "{{ idempotency_field('nowhere') }}")
     with pytest.raises(ConfigurationError, match="nowhere is not a protected endpoint"):
-        shop.client.get("/wrong", headers=ALICE)
-
-
-def test_a_field_needs_a_secret_key(shop):
+        shop.browser.get("/wrong")
     shop.app.secret_key = None
     with pytest.raises(ConfigurationError, match="SECRET_KEY"):
-        shop.client.get("/form", headers=ALICE)
+        shop.browser.get("/form")
 
 
-def test_a_form_in_json_has_no_field(shop, assert_problem):
-    add_payments(shop)
-    answer = shop.client.post("/payments", json={"idempotency_key": load(shop.client)}, headers=ALICE)
-    assert_problem(answer, 400, "key-required")
+def test_nothing_of_the_session_is_replayed_or_touched(shop):
+    def pay():
+        session["basket"] = 7
+        flash("Paid")
+        return redirect("/thanks", 303)
+
+    shop.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
+    shop.app.add_url_rule("/quiet", "quiet", idempotent(dict), methods=["POST"])
+    field = shop.load()
+    shop.send(field)
+    shop.browser.delete_cookie("session")
+    shop.send(field)
+    with shop.browser.session_transaction() as cookie:
+        assert dict(cookie) == {}
+    for answer in shop.send(field, "/quiet"), shop.send(field, "/quiet"):
+        assert not {"Vary", "Set-Cookie"} & set(answer.headers.keys())
+
+
+# The server is a fork of this process, of which Python 3.12 warns where there are threads.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+class TestADoubleClick:
+    @pytest.fixture
+    def app(self, shop):
+        """Its view waits for a lock, which the test has."""
+        lock = sa.select(sa.func.pg_advisory_xact_lock(1))
+        shop.add_payments(during=lambda: shop.world.db.session.execute(lock), wait=10)
+        shop.app.config["SERVER_NAME"] = "localhost"  # pytest-flask's own is not where it listens
+        return shop.app
+
+    def test_it_shows_the_page_that_the_first_led_to(self, shop, live_server, background):
+        """The browser drops the first answer, cookie and all, and shows the second."""
+        form = {"amount": 5, "idempotency_key": shop.load()}
+
+        def click():
+            with requests.Session() as browser:
+                browser.trust_env = False
+                alice = {"X-User": "alice"}
+                return browser.post(live_server.url("/payments"), form, headers=alice)
+
+        with shop.app.app_context(), shop.world.db.engine.begin() as connection:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(1)))
+            first = background(click)
+            shop.world.wait_until_blocked()
+            second = background(click)
+            shop.world.wait_until_blocked(2)
+        (redirected,) = second.result().history
+        assert (redirected.status_code, redirected.headers["Idempotent-Replayed"]) == (303, "true")
+        assert (first.result().json(), second.result().json()) == (["Paid"], [])
+        assert shop.world.count() == 1
+
+
+class TestFlaskWtf:
+    """The field of a form class, beside the token against cross-site requests."""
+
+    @pytest.fixture
+    def shop(self, shop):
+        CSRFProtect(shop.app)
+
+        class PaymentForm(FlaskForm):
+            idempotency_key = IdempotencyField(endpoint="pay")
+            amount = IntegerField(validators=[NumberRange(min=1)])
+
+        class NamedForm(FlaskForm):
+            once = IdempotencyField()
+
+        def page(form=None):
+            return render_template_string("{{ form.hidden_tag() }}", form=form or PaymentForm())
+
+        def pay():
+            form, payment = PaymentForm(), shop.world.Payment()
+            if not form.validate_on_submit():
+                return page(form), 400
+            form.populate_obj(payment)
+            assert not hasattr(payment, "idempotency_key")
+            shop.world.db.session.add(payment)
+            shop.world.db.session.commit()
+            return redirect("/thanks", 303)
+
+        shop.app.add_url_rule("/wtf", "wtf", page)
+        shop.app.add_url_rule("/named", "named", lambda: str(NamedForm().hidden_tag()))
+        shop.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
+        return shop
+
+    @staticmethod
+    def post(shop, page, field=None, amount=5):
+        """Load a page and send its form; its field, and the response."""
+        text = shop.browser.get(page, headers={"X-User": "alice"}).text
+        (token,) = re.findall(r'name="csrf_token" type="hidden" value="(.*?)"', text)
+        field = field or shop.load(page)
+        return field, shop.send(field, data={"csrf_token": token, "amount": amount})
+
+    @pytest.mark.parametrize("page", ["/wtf", "/named"])
+    def test_it_has_the_name_that_is_looked_for_whatever_the_form_calls_it(self, shop, page):
+        field, first = self.post(shop, page)
+        assert (first.status_code, "Idempotent-Replayed" in first.headers) == (303, False)
+        _, again = self.post(shop, page, field)
+        assert (again.status_code, again.headers["Idempotent-Replayed"]) == (303, "true")
+        shop.browser.delete_cookie("session")
+        refused = shop.send(field, data={"csrf_token": "forged"})
+        assert (refused.status_code, "CSRF" in refused.text) == (400, True), "a replay needs it, too"
+        assert shop.world.count() == 1
+
+    def test_a_form_to_be_corrected_is_another_operation(self, shop):
+        field, refused = self.post(shop, "/wtf", amount=0)
+        assert refused.status_code == 400
+        assert field not in refused.text
+        assert "idempotency_key" in refused.text

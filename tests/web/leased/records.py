@@ -1,17 +1,20 @@
 """The records and steps of operations that are not atomic."""
 
+import pytest
+
+from tests.killed import Killed
+
 
 def end_lease(world, ago="0 seconds"):
     """As if so much time had passed, and then what ``ago`` says."""
     world.sql(f"update idempotency_record set lease_expires_at = clock_timestamp() - interval '{ago}'")
 
 
-def lease_is_over(world):
-    """Whether nobody needs to wait for it."""
-    ((is_over,),) = world.sql(
-        "select coalesce(lease_expires_at <= clock_timestamp(), true) from idempotency_record"
-    )
-    return is_over
+def kill(world):
+    """One request whose worker dies in its view, and the end of its lease."""
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
 
 
 def begun(world, ago):

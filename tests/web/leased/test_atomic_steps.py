@@ -1,231 +1,262 @@
 """``step(..., atomic=True)``: a step whose writes commit with it."""
 
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
 from flask_idempotency import NotAtomic, Retryable, current_operation, idempotent
 from flask_idempotency.core.errors import StepError
 from tests.databases import plain_dsn
+from tests.drivers import EACH
 from tests.web.leased.records import steps
+
+
+def dsn(world):
+    return plain_dsn(world.app.config["SQLALCHEMY_DATABASE_URI"])
 
 
 @contextmanager
 def renewal(world):
     """A connection with a renewal of the lease that is not committed yet."""
-    database = plain_dsn(world.app.config["SQLALCHEMY_DATABASE_URI"])
-    with closing(psycopg2.connect(database)) as connection:
+    with closing(psycopg2.connect(dsn(world))) as connection:
         connection.cursor().execute(
             "update idempotency_record set lease_expires_at = lease_expires_at + interval '1 s'"
         )
         yield connection
 
 
-def commit_once_waited_for(connection, world):
-    world.wait_until_blocked()
-    connection.commit()
+def atomic_step(name, *args):
+    return current_operation.step(name, *args, atomic=True)
 
 
-class TestInATransaction:
-    """``step(..., atomic=True)``."""
+def pay(world, commit=True):
+    world.db.session.add(world.Payment(amount=5))
+    if commit:
+        world.db.session.commit()
 
-    def test_its_writes_commit_with_it(self, world, add_json):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            assert world.count() == 0, "it is committed with the step, not before"
-            assert current_operation.connection.in_transaction()
-            return {"paid": 5}
 
-        def view():
-            result = current_operation.step("pay", pay, atomic=True)
-            assert (world.count(), steps(world)) == (1, [("pay", 1)])
-            if current_operation.attempt == 1:
-                raise Retryable
-            return result
+def count(world):
+    return world.db.session.scalar(sa.select(sa.func.count()).select_from(world.Payment))
 
-        add_json(view)
-        assert world.post().status_code == 503
-        assert world.post().json == {"paid": 5}
-        assert world.count() == 1
 
-    def test_if_it_fails_nothing_of_it_is_there(self, world, add_json):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            raise LookupError
+def test_its_writes_commit_with_it(world, add):
+    def save():
+        pay(world)
+        assert world.count() == 0, "it is committed with the step, not before"
+        assert current_operation.connection.in_transaction()
+        return {"paid": 5}
 
-        def view():
-            with pytest.raises(LookupError):
-                current_operation.step("pay", pay, atomic=True)
-            return {}
-
-        add_json(view)
-        assert world.post().status_code == 201
-        assert (world.count(), steps(world)) == (0, [])
-
-    def test_a_result_that_is_not_json_undoes_it(self, world, add_json):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            return object()
-
-        def view():
-            with pytest.raises(StepError):
-                current_operation.step("pay", pay, atomic=True)
-            return {}
-
-        add_json(view)
-        assert world.post().status_code == 201
-        assert (world.count(), steps(world)) == (0, [])
-
-    @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-    def test_a_renewal_that_is_in_its_way_is_waited_for(self, make_world, background, level):
-        world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level})
-
-        @world.app.post("/payments")
-        @idempotent(atomic=False)
-        def pay():
-            with renewal(world) as connection:
-                background(commit_once_waited_for, connection, world)
-                return {"paid": current_operation.step("pay", lambda: 5, atomic=True)}, 201
-
-        assert world.post().json == {"paid": 5}
-
-    def test_a_row_that_others_hold_is_waited_for_a_moment_only(self, world, add_json):
-        def view():
-            with renewal(world):
-                current_operation.step("pay", lambda: pytest.fail("it ran"), atomic=True)
-
-        add_json(view)
-        assert world.post().status_code == 503
-
-    def test_it_may_not_leave_the_transaction(self, world, add_json):
-        def pay():
-            world.db.session.execute(world.db.text("COMMIT"))
-
-        def view():
-            with pytest.raises(NotAtomic):
-                current_operation.step("pay", pay, atomic=True)
-            return {}
-
-        add_json(view)
-        assert world.post().status_code == 201
-        assert steps(world) == []
-
-    @pytest.mark.parametrize("flushed", [True, False])
-    def test_work_that_is_not_committed_before_it_is_refused(self, world, add_json, flushed):
-        def view():
-            world.db.session.add(world.Payment(amount=5))
-            if flushed:
-                world.db.session.flush()
-            with pytest.raises(NotAtomic, match="commit"):
-                current_operation.step("pay", dict, atomic=True)
-            world.db.session.commit()
-            return current_operation.step("pay", dict, atomic=True)
-
-        add_json(view)
-        assert world.post().status_code == 201
+    def view():
+        result = atomic_step("pay", save)
         assert (world.count(), steps(world)) == (1, [("pay", 1)])
+        if current_operation.attempt == 1:
+            raise Retryable
+        return result
 
-    def test_an_object_that_was_set_to_what_it_was_is_not_in_its_way(self, world, add_json):
-        def view():
-            payment = world.Payment(amount=5)
-            world.db.session.add(payment)
-            world.db.session.commit()
-            payment.amount = payment.amount
-            return current_operation.step("pay", dict, atomic=True)
-
-        add_json(view)
-        assert world.post().status_code == 201
-
-    def test_what_it_has_not_committed_is_committed_with_it(self, world, add_json):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            return {"paid": 5}
-
-        add_json(lambda: current_operation.step("pay", pay, atomic=True))
-        assert world.post().status_code == 201
-        assert (world.count(), steps(world)) == (1, [("pay", 1)])
-
-    def test_what_it_has_rolled_back_is_not(self, world, add_json):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.rollback()
-
-        add_json(lambda: current_operation.step("pay", pay, atomic=True))
-        assert world.post().status_code == 201
-        assert (world.count(), steps(world)) == (0, [("pay", 1)])
+    add(view)
+    assert world.post().status_code == 503
+    assert world.post().json == {"paid": 5}
+    assert world.count() == 1
 
 
-class TestNesting:
-    """A step inside a step, which would wait for the record that the outer one holds."""
-
-    @pytest.mark.parametrize("outer", [False, True])
-    @pytest.mark.parametrize("inner", [False, True])
-    def test_a_step_inside_a_step_is_refused(self, world, add_json, outer, inner):
-        def nest():
-            with pytest.raises(StepError, match="step 'inner' was called inside step 'outer'"):
-                current_operation.step("inner", dict, atomic=inner)
-            return 1
-
-        def view():
-            current_operation.step("outer", nest, atomic=outer)
-            return current_operation.step("inner", dict, atomic=inner)
-
-        add_json(view)
-        assert world.post().status_code == 201
-        assert [name for name, _ in steps(world)] == ["outer", "inner"]
-
-    def test_extend_inside_a_step(self, world, add_json):
-        def view():
-            current_operation.step("plain", current_operation.extend, 30)
-
-        add_json(view)
-        assert world.post().status_code == 201
-
-    def test_another_operation_inside_a_step_has_steps_of_its_own(self, app, world, add_json):
-        @app.post("/inner")
-        @idempotent(atomic=False)
-        def inner():
-            return {"inner": current_operation.step("inner", lambda: 1)}
-
-        def call():
-            return (
-                app.test_client()
-                .post("/inner", headers={"Idempotency-Key": "inner", "X-User": "alice"})
-                .json
-            )
-
-        add_json(lambda: current_operation.step("outer", call))
-        assert world.post().json == {"inner": 1}
+def fail(_world):
+    raise LookupError
 
 
-def test_what_a_failed_step_changed_is_not_remembered_by_the_next_one(world):
-    def spend(fails):
-        account.amount -= 10
-        world.db.session.flush()
-        if fails:
-            raise LookupError
+ENDS = {
+    "left to it": (lambda world: pay(world, commit=False), None, 1),
+    "rolled back": (lambda world: (pay(world, commit=False), world.db.session.rollback())[1], None, 0),
+    "an error": (lambda world: (pay(world), fail(world)), LookupError, 0),
+    "no JSON": (lambda world: (pay(world), object())[1], StepError, 0),
+    "a COMMIT": (
+        lambda world: (pay(world), world.db.session.execute(sa.text("COMMIT"))),
+        NotAtomic,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_it_wrote_commits_with_it_or_not_at_all(world, add, end):
+    does, error, rows = ENDS[end]
+
+    def view():
+        with pytest.raises(error) if error else nullcontext():
+            atomic_step("pay", does, world)
+        return {}
+
+    add(view)
+    assert world.post().status_code == 201
+    assert (world.count(), steps(world)) == (rows, [] if error else [("pay", 1)])
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_a_renewal_that_is_in_its_way_is_waited_for(make_world, background, level):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level})
+
+    def commit_once_waited_for(connection):
+        world.wait_until_blocked()
+        connection.commit()
 
     @world.app.post("/payments")
     @idempotent(atomic=False)
     def view():
-        with suppress(LookupError):
-            current_operation.step("first", spend, True, atomic=True)
-        current_operation.step("second", spend, False, atomic=True)
-        return {}
+        with renewal(world) as connection:
+            background(commit_once_waited_for, connection)
+            return {"paid": atomic_step("pay", lambda: 5)}, 201
 
-    with world.app.app_context():
-        world.db.session.add(world.Payment(id=1, amount=100))
+    assert world.post().json == {"paid": 5}
+
+
+def test_a_row_that_others_hold_is_waited_for_a_moment_only(world, add):
+    def view():
+        with renewal(world):
+            atomic_step("pay", lambda: pytest.fail("it ran"))
+
+    add(view)
+    assert world.post().status_code == 503
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_work_that_is_not_committed_before_it_is_refused(world, add, flushed):
+    def view():
+        pay(world, commit=False)
+        if flushed:
+            world.db.session.flush()
+        with pytest.raises(NotAtomic, match="commit"):
+            atomic_step("pay", dict)
         world.db.session.commit()
+        payment = world.db.session.scalars(sa.select(world.Payment)).one()
+        world.db.session.commit()
+        payment.amount = payment.amount  # to what it was: nothing to commit
+        return atomic_step("pay", dict)
 
-    @world.app.before_request
-    def load():
-        nonlocal account
-        account = world.db.session.get(world.Payment, 1)
+    add(view)
+    assert world.post().status_code == 201
+    assert (world.count(), steps(world)) == (1, [("pay", 1)])
 
-    account = None
-    assert world.post().status_code == 200
-    assert world.sql("select amount from payment") == [(90,)]
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_steps_do_not_nest(world, add, outer, inner):
+    """The inner one would wait for the record that the outer one holds."""
+
+    def nest():
+        with pytest.raises(StepError, match="step 'inner' was called inside step 'outer'"):
+            current_operation.step("inner", dict, atomic=inner)
+        if not outer:
+            current_operation.extend(30)
+        return 1
+
+    def view():
+        current_operation.step("outer", nest, atomic=outer)
+        return current_operation.step("inner", dict, atomic=inner)
+
+    add(view)
+    assert world.post().status_code == 201
+    assert [name for name, _ in steps(world)] == ["outer", "inner"]
+
+
+class TestAFailedStatement:
+    """PostgreSQL makes a rollback of the commit that follows, and says nothing."""
+
+    @EACH
+    @pytest.mark.parametrize("end", ["commit", "nothing", "flush"])
+    def test_a_row_that_it_took_with_it_is_not_missing_in_silence(self, world, add, caplog, end):
+        def save():
+            pay(world, commit=False)
+            world.db.session.flush()
+            with suppress(sa.exc.DBAPIError):
+                if end == "flush":
+                    world.db.session.add(world.Payment(amount=None))
+                    world.db.session.flush()
+                world.db.session.execute(sa.text("select 1/0"))
+            if end == "commit":
+                world.db.session.commit()
+            return "saved"
+
+        add(lambda: {"did": atomic_step("save", save)})
+        assert world.post().status_code == 500
+        if end != "flush":
+            assert "its error was caught without db.session.rollback()" in caplog.text
+        assert (steps(world), world.count()) == ([], 0)
+
+    PASSING = {  # noqa: RUF012
+        "a statement's time-out": ("set local statement_timeout = '50ms'", "select pg_sleep(10)"),
+        "a lock's time-out": ("set local lock_timeout = '50ms'", "lock table other"),
+        "a cancelled statement": ("select pg_cancel_backend(pg_backend_pid()), pg_sleep(10)",),
+        "a full disk": ("do $$ begin raise exception 'full' using errcode = '53100'; end $$",),
+        "an error of the system": (
+            "do $$ begin raise exception 'i/o' using errcode = '58030'; end $$",
+        ),
+    }
+
+    @EACH
+    @pytest.mark.parametrize("statements", PASSING.values(), ids=PASSING)
+    def test_one_that_may_succeed_later_leaves_the_operation_interrupted(
+        self, world, add, assert_problem, statements
+    ):
+        """It was rolled back, so nothing speaks against another attempt: the charge is recorded."""
+        charges = []
+
+        def save():
+            pay(world, commit=False)
+            world.db.session.flush()
+            if current_operation.attempt == 1:
+                for each in statements:
+                    world.db.session.execute(sa.text(each))
+            world.db.session.commit()
+
+        def view():
+            current_operation.step("charge", lambda: charges.append(1))
+            atomic_step("save", save)
+            return {}
+
+        add(view, on_interrupted="retry")
+        world.sql("create table other ()")
+        with closing(psycopg2.connect(dsn(world))) as other:
+            other.cursor().execute("lock table other in row share mode")
+            assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        assert steps(world) == [("charge", 1)]
+        assert world.post().status_code == 201
+        assert (charges, world.count()) == ([1], 1)
+
+
+class TestInsideABegin:
+    """Steps inside the view's own ``with db.session.begin()``."""
+
+    def test_a_step_leaves_a_transaction_that_has_only_read_open(self, world, add):
+        def view():
+            with world.db.session.begin():
+                world.db.session.execute(sa.text("set local app.tenant = 'a'"))
+                before = count(world)
+                charged = current_operation.step("charge", lambda: "charged")
+                pay(world, commit=False)
+                current_operation.extend(60)
+                tenant = world.db.session.scalar(sa.text("select current_setting('app.tenant')"))
+                return [before, charged, tenant]
+
+        runs = add(view)
+        assert [world.post().json for _ in range(2)] == [[0, "charged", "a"]] * 2
+        assert (world.count(), runs, steps(world)) == (1, [1], [("charge", 1)])
+
+    @pytest.mark.parametrize("reads", [True, False])
+    def test_an_atomic_step_ends_it_as_a_commit_in_it_does(self, world, add, reads):
+        def end_by_a_step():
+            if reads:
+                count(world)
+            atomic_step("pay", pay, world)
+
+        def view():
+            for end in end_by_a_step, lambda: pay(world):
+                with world.db.session.begin():
+                    end()
+                    with pytest.raises(sa.exc.InvalidRequestError, match="complete the context"):
+                        count(world)
+            return count(world)
+
+        add(view)
+        assert world.post().json == 2
+        assert (world.count(), steps(world)) == (2, [("pay", 1)])

@@ -11,14 +11,13 @@ import weakref
 
 import fakeredis
 import pytest
-from flask import Flask, Request, Response, g, request
+from flask import Flask, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
 from werkzeug.exceptions import HTTPException
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency import Idempotency, idempotent
 from tests.flask_releases import let_go
-from tests.web.observed.heard import of, only
 
 IN_REDIS = {
     "SQLALCHEMY_DATABASE_URI": "sqlite://",
@@ -168,56 +167,38 @@ def how_and_config(sent):
 PAIRS = [
     *itertools.product([None], READERS),
     *itertools.product(
-        ["form", "get_data", "stream in pieces", "the start", "json"],
-        ["get_data", "form", "stream"],
+        ["form", "get_data", "stream in pieces", "the start", "json"], ["get_data", "form", "stream"]
     ),
 ]
+PROBLEMS = {
+    "broken off": "body-incomplete",
+    "broken off with an error": "body-incomplete",
+    "longer than is kept": "body-too-large",
+    "chunked, and longer than is kept": "body-too-large",
+    "longer than the limit": "body-too-large",
+}
 
 
 # Of forms that break off: Werkzeug leaves their files open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("sent", SENT)
 @pytest.mark.parametrize("body", BODIES)
-def test_every_reader_gets_the_same(sent, body, heard, apps):
+def test_every_reader_gets_the_same(sent, body, observed, apps):
     how, config = how_and_config(sent)
     pairs = [pair for pair in PAIRS if pair not in {("get_data", "stream"), ("json", "stream")}]
     if sent.startswith("broken off"):  # the error comes at once, and not behind the first pieces
         pairs = [pair for pair in pairs if "the start" not in pair]
     for before, view in pairs:
-        plain, observed = (
+        plain, ours = (
             send(apps(each, before, view, config), *BODIES[body], key=f"key-{next(_keys)}", **how)
             for each in (False, True)
         )
-        assert observed == plain, f"{before}, then {view}"
-    assert len(of(heard)) == len(pairs)
-
-
-@pytest.mark.parametrize(
-    ("sent", "problem"),
-    [
-        ("broken off", "body-incomplete"),
-        ("broken off with an error", "body-incomplete"),
-        ("longer than is kept", "body-too-large"),
-        ("chunked, and longer than is kept", "body-too-large"),
-        ("longer than the limit", "body-too-large"),
-    ],
-)
-@pytest.mark.parametrize(("before", "view"), [(None, "nothing"), (None, "lines"), ("get_data", "form")])
-def test_a_body_that_would_have_been_rejected_is_told(sent, problem, before, view, heard):
-    how, config = how_and_config(sent)
-    send(make_app(True, before, view, config), BODY, "text/plain", **how)
-    assert (only(heard).would, only(heard).problem) == ("rejected", problem)
-
-
-@pytest.mark.parametrize("sent", ["whole", "chunked"])
-@pytest.mark.parametrize("before", [None, "form", "get_data"])
-@pytest.mark.parametrize("view", ["nothing", "form"])
-def test_a_changed_body_is_noticed_whoever_reads_it(sent, before, view, heard):
-    app = make_app(True, before, view)
-    for body in (FORM, FORM, b"amount=6"):
-        send(app, body, "application/x-www-form-urlencoded", **SENT[sent])
-    assert [event.would for event in of(heard)] == ["executed", "replayed", "rejected"]
-    assert of(heard)[2].problem == "key-reused"
+        assert ours == plain, f"{before}, then {view}"
+    assert len(observed()) == len(pairs)
+    if body == "text" and sent in PROBLEMS:
+        events = [event for pair, event in zip(pairs, observed(), strict=True) if pair[0] is None]
+        found = {(event.would, event.problem) for event in events}
+        assert found == {("rejected", PROBLEMS[sent])}
 
 
 OPTIONS = {
@@ -239,21 +220,27 @@ OPTIONS = {
     ],
 )
 def test_a_function_of_the_application_finds_the_body_and_takes_nothing_of_it(
-    option, before, view, sent, heard
+    option, before, view, sent, would
 ):
-    plain, observed = (
-        make_app(each, before, view, **{option: OPTIONS[option]}) for each in (False, True)
-    )
+    plain, ours = (make_app(each, before, view, **{option: OPTIONS[option]}) for each in (False, True))
     for _ in range(2):
-        how = SENT[sent]
-        assert send(observed, JSON, "application/json", **how) == send(
-            plain, JSON, "application/json", **how
-        )
-    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+        replies = [send(app, JSON, "application/json", **SENT[sent]) for app in (plain, ours)]
+        assert replies[0] == replies[1]
+    assert would() == ["executed", "replayed"]
+
+
+@pytest.mark.parametrize("sent", ["whole", "chunked"])
+@pytest.mark.parametrize("before", [None, "form", "get_data"])
+@pytest.mark.parametrize("view", ["nothing", "form"])
+def test_a_changed_body_is_noticed_whoever_reads_it(sent, before, view, would):
+    app = make_app(True, before, view)
+    for body in (FORM, FORM, b"amount=6"):
+        send(app, body, "application/x-www-form-urlencoded", **SENT[sent])
+    assert would() == ["executed", "replayed", "rejected"]
 
 
 @pytest.mark.parametrize("view", ["nothing", "get_data", "stream"])
-def test_nothing_waits_for_the_garbage_collector(view, heard):
+def test_nothing_waits_for_the_garbage_collector(view, would):
     app, body = make_app(True, None, view), Input(BODY)
     app.teardown_request(let_go)
     environ = EnvironBuilder(method="POST", headers={"Idempotency-Key": "key-1"}).get_environ()
@@ -266,45 +253,28 @@ def test_nothing_waits_for_the_garbage_collector(view, heard):
         assert gone() is None
     finally:
         gc.enable()
-    assert len(of(heard)) == 1
+    assert would() == ["executed"]
 
 
-def test_a_body_may_be_read_after_the_request_is_gone(heard):
+def test_a_body_may_be_read_after_the_request_is_gone(would):
     app = make_app(True, None, "nothing")
 
-    @idempotent(atomic=False)
     def view():
         stream = request.stream
         return Response(iter(lambda: stream.read(4) + b"|", b"|"))
 
-    app.view_functions["view"] = view
+    app.view_functions["view"] = idempotent(atomic=False)(view)
     body, status, _ = send(app, b"0123456789ab", "text/plain")
     assert (body, status) == (b"0123|4567|89ab|", "200 OK")
-    assert only(heard).would == "executed"
-
-
-def test_a_limit_that_a_function_before_the_view_sets_counts(heard):
-    class Limited(Request):
-        max_content_length = None  # Flask 3.0 lets nobody set its own
-
-    app = make_app(True, None, "nothing")
-    app.request_class = Limited
-
-    @app.before_request
-    def limit():
-        request.max_content_length = 5
-
-    assert send(app, BODY, "text/plain")[1] == "201 CREATED"
-    assert only(heard).problem == "body-too-large"
+    assert would() == ["executed"]
 
 
 @pytest.mark.parametrize("sent", ["whole", "chunked"])
 def test_an_enforced_function_that_an_observed_view_calls_finds_the_body(sent, heard):
     inner = idempotent(enforce=True, name="inner", atomic=False)(lambda: (request.get_data(), 201))
-    app = make_app(True, None, "nothing", key=lambda: request.json["amount"])
-    app.view_functions["view"] = idempotent(atomic=False, key=lambda: request.json["amount"])(inner)
+    app, key = make_app(True, None, "nothing"), OPTIONS["key"]
+    app.view_functions["view"] = idempotent(atomic=False, key=key)(inner)
     for _ in range(2):
         assert send(app, JSON, "application/json", **SENT[sent])[0] == JSON
-    assert [event.outcome for _, event in heard if event.outcome] == [
-        "executed", "observed", "replayed", "observed",
-    ]  # fmt: skip
+    outcomes = [event.outcome for _, event in heard if event.outcome]
+    assert outcomes == ["executed", "observed", "replayed", "observed"]
