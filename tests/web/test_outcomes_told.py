@@ -1,251 +1,278 @@
-"""Each request to a protected view has exactly one outcome, and one event that tells it."""
+"""Each request to a protected view has exactly one outcome, and one event and line that tell it.
+
+Neither tells a key, a scope or a body, and none that fails changes a response.
+"""
 
 import logging
 from contextlib import suppress
 
 import pytest
+from werkzeug.exceptions import RequestEntityTooLarge
 
+import flask_idempotency
 from flask_idempotency import (
     KeyReused,
     OperationInterrupted,
     Retryable,
     StoreUnavailable,
+    after_commit,
     current_operation,
     idempotent,
+    operation_executed,
 )
 from flask_idempotency.core.errors import RecordBroken
+from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.web.routes import app_state
+from flask_idempotency.core.records import Record, State, StoredResponse
 from tests.killed import Killed
+from tests.log import ours
+
+BODY = {"json": {"card": "canary"}}
+CHANGED = {"json": {"card": "canary-2"}}
+
+
+def add(world, view, path="/payments", **options):
+    world.app.add_url_rule(path, path, idempotent(name="pay", **options)(view), methods=["POST"])
+
+
+def post(world, **sent):
+    with suppress(Killed, SystemExit):
+        return world.post(**{"key": "canary", "user": "canary", **BODY, **sent})
 
 
 def outcomes(heard):
-    return [(name, event.outcome) for name, event in heard if event.outcome is not None]
+    return [(name.removeprefix("operation_"), event.outcome) for name, event in heard if event.outcome]
 
 
-def only(heard):
-    (event,) = [event for _, event in heard if event.outcome is not None]
-    return event
+def ends(*results):
+    """A view that raises or returns one after the other."""
+    left = list(results)
 
-
-def add(world, function, **options):
-    world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
-
-
-def fail():
-    raise RuntimeError
-
-
-def test_an_executed_and_a_replayed_one(world, heard):
-    add(world, lambda: ("", 201))
-    world.post()
-    world.post()
-    assert outcomes(heard) == [("operation_executed", "executed"), ("operation_replayed", "replayed")]
-    executed, replayed = (event for _, event in heard)
-    for event in executed, replayed:
-        assert (event.operation, event.attempt, event.status, event.problem) == ("pay", 1, 201, None)
-    assert executed.id == replayed.id == world.records()[0].key.hex()[:SHOWN]
-    assert executed.decided_by == replayed.decided_by == "records"
-    assert executed.seconds > 0
-    assert replayed.seconds > 0
-
-
-@pytest.mark.parametrize(
-    ("response", "options"),
-    [(fail, {}), (lambda: ("", 503), {}), (lambda: "", {"store": lambda _: False})],
-)
-def test_one_that_was_rolled_back(world, heard, response, options):
-    add(world, response, **options)
-    world.post()
-    assert outcomes(heard) == [("operation_rejected", "rolled_back")]
-    assert only(heard).attempt == 1
-    assert isinstance(only(heard).error, RuntimeError) == (response is fail)
-
-
-def test_one_whose_worker_is_told_to_exit_was_rolled_back(world, heard):
-    def leave():
-        raise SystemExit
-
-    add(world, leave)
-    with pytest.raises(SystemExit):
-        world.post()
-    assert outcomes(heard) == [("operation_rejected", "rolled_back")]
-
-
-def test_rejected_ones(world, heard):
-    add(world, lambda: ("", 201), authorize_replay=lambda _operation: False)
-    world.post()
-    heard.clear()
-    for request in ({"key": None}, {"key": "a,b"}, {"user": ""}, {"json": {"other": 1}}, {}):
-        world.post(**request)
-    assert outcomes(heard) == [("operation_rejected", "rejected")] * 5
-    assert [(event.problem, event.status, event.id is None) for _, event in heard] == [
-        ("key-required", 400, True),
-        ("key-malformed", 400, True),
-        ("scope-unknown", 401, True),
-        ("key-reused", 422, False),
-        ("replay-forbidden", 403, False),
-    ]
-    assert all(event.attempt is None and event.error.type == event.problem for _, event in heard)
-
-
-def test_a_view_that_raises_a_problem_itself_is_rejected_and_not_also_rolled_back(world, heard):
     def view():
-        raise StoreUnavailable
+        result = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(result, int):
+            return "canary", result
+        raise result
 
-    add(world, view)
-    world.post()
-    assert outcomes(heard) == [("operation_rejected", "rejected")]
-
-
-def test_a_problem_that_a_view_raises_and_that_is_stored_is_an_execution(world, heard):
-    def hold():
-        raise OperationInterrupted
-
-    add(world, hold)
-    assert [world.post().status_code for _ in range(2)] == [409, 409]
-    assert outcomes(heard) == [("operation_executed", "executed"), ("operation_replayed", "replayed")]
+    return view
 
 
-def test_the_applications_own_413_has_a_problem_in_its_event_as_where_it_is_observed(world, heard):
+EXECUTED, REPLAYED = ("executed", "executed", None), ("replayed", "replayed", None)
+ROLLED_BACK = ("rejected", "rolled_back", None)
+INTERRUPTED = ("interrupted", "interrupted", None)
+FAILED = ("executed", "executed", "operation-failed")
+LEASED = {"atomic": False}
+
+
+def rejected(problem):
+    return ("rejected", "rejected", problem)
+
+
+OUTCOMES = {
+    "a retry": ([201], {}, [{}, {}], [EXECUTED, REPLAYED]),
+    "an error": ([RuntimeError("canary"), 201], {}, [{}, {}], [ROLLED_BACK, EXECUTED]),
+    "503": ([503], {}, [{}], [ROLLED_BACK]),
+    "not stored": ([201], {"store": lambda _: False}, [{}], [ROLLED_BACK]),
+    "an exit": ([SystemExit()], {}, [{}], [ROLLED_BACK]),
+    "no key": ([201], {}, [{"key": None}], [rejected("key-required")]),
+    "a malformed key": ([201], {}, [{"key": "a,canary"}], [rejected("key-malformed")]),
+    "nobody": ([201], {}, [{"user": ""}], [rejected("scope-unknown")]),
+    "a changed request": ([201], {}, [{}, CHANGED], [EXECUTED, rejected("key-reused")]),
+    "a forbidden replay": (
+        [201], {"authorize_replay": lambda _: False}, [{}, {}],
+        [EXECUTED, rejected("replay-forbidden")],
+    ),
+    "a problem that the view raises": (
+        [StoreUnavailable()], {}, [{}], [rejected("store-unavailable")],
+    ),
+    "one that is stored": ([OperationInterrupted()], {}, [{}, {}], [EXECUTED, REPLAYED]),
+    "too long": ([201], {}, [{"json": "x" * 2000}], [rejected("body-too-large")]),
+    "no key is required": (
+        [201], {"required": False}, [{"key": None}], [("unprotected", "unprotected", None)],
+    ),
+    "leased, released": ([Retryable()], LEASED, [{}], [("rejected", "released", None)]),
+    "leased, dies": ([Killed()], LEASED, [{}], [INTERRUPTED]),
+    "leased, exits": ([SystemExit()], LEASED, [{}], [INTERRUPTED]),
+    "leased, fails": ([RuntimeError("canary")], LEASED, [{}, {}], [FAILED, REPLAYED]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("situation", OUTCOMES)
+def test_each_request_has_one_outcome_in_an_event_and_a_line(make_world, heard, caplog, situation):
+    results, options, requests, expected = OUTCOMES[situation]
+    caplog.set_level(logging.DEBUG)
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
+    world.app.config["MAX_CONTENT_LENGTH"] = 1000
+    add(world, ends(*results), **options)
+    for sent in requests:
+        post(world, **sent)
+    told = [(name, event) for name, event in heard if event.outcome]
+    assert [(name[10:], each.outcome, each.problem) for name, each in told] == expected
+    events, lines = [event for _, event in told], [r for r in caplog.records if hasattr(r, "outcome")]
+    assert [(line.operation, line.outcome) for line in lines] == [("pay", e.outcome) for e in events]
+    digits = {record.key.hex()[:SHOWN] for record in world.records()}
+    for event, line in zip(events, lines, strict=True):
+        assert event.operation == "pay"
+        assert event.seconds > 0
+        if event.problem and event.outcome == "rejected":
+            assert getattr(event.error, "type", event.problem) == event.problem
+            assert line.error == type(event.error).__name__
+            assert event.status == getattr(event.error, "status", None)
+        if event.id is not None:
+            assert {event.id} == digits
+            assert (line.id, event.decided_by) == (event.id, "records")
+    assert "canary" not in repr([vars(each) for each in ours(caplog, logging.DEBUG)])
+    assert situation == "a problem that the view raises" or "canary" not in repr(
+        [{**vars(event), "error": None} for event in events]
+    )
+
+
+def test_what_happens_on_the_way_has_events_without_an_outcome(world, heard, caplog):
+    caplog.set_level(logging.DEBUG, "flask_idempotency")
+    add(world, ends(RuntimeError(), 201))
+    post(world), post(world)
+    assert [(name, event.outcome, event.attempt, event.status) for name, event in heard] == [
+        ("operation_rejected", "rolled_back", 1, None),
+        ("operation_taken_over", None, 2, None),
+        ("operation_executed", "executed", 2, 201),
+    ]
+    assert isinstance(heard[0][1].error, RuntimeError)
+    assert "operation pay executed: attempt 2, status 201, seconds 0." in caplog.text
+
+
+def test_the_applications_own_413_is_told_as_where_it_is_observed(world, heard):
     add(world, lambda: "")
     world.app.config["MAX_CONTENT_LENGTH"] = 5
-    assert world.post(json={"amount": 5}).status_code == 413
-    assert outcomes(heard) == [("operation_rejected", "rejected")]
-    assert (only(heard).problem, only(heard).error.code) == ("body-too-large", 413)
+    assert post(world).status_code == 413
+    ((_, event),) = heard
+    assert (event.problem, type(event.error)) == ("body-too-large", RequestEntityTooLarge)
 
 
-def test_a_record_that_cannot_be_read_has_a_problem_in_its_event_as_where_it_is_observed(
-    world, heard, caplog
-):
-    """So it can be told from what the application's own functions reject, and alert somebody.
-
-    The log names the record at ERROR, once for each retry.
-    """
-    add(world, lambda: ("", 201))
-    world.app.post("/observed", endpoint="observed")(idempotent(enforce=False)(lambda: ("", 201)))
-    world.post()
-    world.post("/observed")
+@pytest.mark.parametrize("enforce", [True, False])
+def test_a_record_that_cannot_be_read_is_told_and_named_at_error(world, heard, caplog, enforce):
+    """So it can be told from what the application's own functions reject, and alert somebody."""
+    world.app.config["PROPAGATE_EXCEPTIONS"] = False
+    add(world, ends(201), enforce=enforce)
+    post(world)
     heard.clear()
     world.sql("update idempotency_record set status = 99")
-    world.app.config["PROPAGATE_EXCEPTIONS"] = False
-    assert world.post().status_code == 500
-    assert outcomes(heard) == [("operation_rejected", "rejected")]
-    assert (only(heard).problem, only(heard).status) == ("record-unreadable", 500)
-    assert isinstance(only(heard).error, RecordBroken)
-    [line] = [each for each in caplog.records if each.name == "flask_idempotency"]
-    assert (line.levelname, line.id) == ("ERROR", only(heard).id)
-    heard.clear()
-    assert world.post("/observed").status_code == 201
-    assert (only(heard).would, only(heard).problem) == ("rejected", "record-unreadable")
+    assert post(world).status_code == (500 if enforce else 201)
+    ((_, event),) = heard
+    assert (event.outcome if enforce else event.would) == "rejected"
+    assert (event.problem, type(event.error)) == ("record-unreadable", RecordBroken)
+    if enforce:
+        [line] = [each for each in caplog.records if each.name == "flask_idempotency"]
+        assert (line.levelname, line.id) == ("ERROR", event.id)
 
 
-@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
 def test_a_duplicate_says_that_the_lock_decided(world, heard, gate, background):
     add(world, lambda: (gate(), ("", 201))[1])
-    first = background(world.post)
+    first = background(post, world)
     gate.wait_until_reached()
-    world.post()
-    assert (only(heard).problem, only(heard).decided_by) == ("request-in-progress", "lock")
+    post(world)
+    ((_, event),) = heard
+    assert (event.problem, event.decided_by) == ("request-in-progress", "lock")
     gate.open()
     first.result()
-    expected = [("operation_rejected", "rejected"), ("operation_executed", "executed")]
-    assert outcomes(heard) == expected
-
-
-def test_one_without_a_key_where_none_is_required_ran_unprotected(world, heard):
-    add(world, lambda: "", required=False)
-    world.post(key=None)
-    assert outcomes(heard) == [("operation_unprotected", "unprotected")]
-
-
-@pytest.mark.parametrize(
-    ("raised", "outcome"),
-    [(Retryable, "released"), (Killed, "interrupted"), (SystemExit, "interrupted")],
-)
-def test_one_that_is_not_atomic_and_has_no_response(world, heard, raised, outcome):
-    def view():
-        raise raised
-
-    add(world, view, atomic=False)
-    with suppress(raised):
-        world.post()
-    signal = "operation_rejected" if outcome == "released" else "operation_interrupted"
-    assert outcomes(heard) == [(signal, outcome)]
-
-
-def test_one_that_failed_and_is_not_atomic_was_executed(world, heard):
-    add(world, fail, atomic=False)
-    world.post()
-    assert outcomes(heard) == [("operation_executed", "executed")]
-    assert only(heard).status == 500
-
-
-def test_a_taken_over_one_is_told_on_the_way(world, heard):
-    def view():
-        if current_operation.attempt == 1:
-            raise RuntimeError
-        return "", 201
-
-    add(world, view)
-    world.post()
-    world.post()
-    assert [(name, event.outcome, event.attempt) for name, event in heard] == [
-        ("operation_rejected", "rolled_back", 1),
-        ("operation_taken_over", None, 2),
-        ("operation_executed", "executed", 2),
-    ]
+    assert outcomes(heard) == [("rejected", "rejected"), ("executed", "executed")]
 
 
 def test_run_has_one_outcome_each_time(world, heard):
     with world.app.app_context():
         for payload in (1, 1, 2):
             with suppress(KeyReused):
-                app_state(world.app)
                 world.idempotency.run("k", lambda: 1, scope="a", name="job", payload=payload)
     assert [event.outcome for _, event in heard] == ["executed", "replayed", "rejected"]
     assert {event.operation for _, event in heard} == {"job"}
 
 
-def test_each_outcome_is_one_line_of_the_log_with_its_facts(world, caplog):
-    caplog.set_level(logging.DEBUG, "flask_idempotency")
-    add(world, lambda: ("canary-response", 201))
-    world.post(key="canary-key", user="canary-user", json={"canary": "body"})
-    world.post(key="canary-key", user="canary-user", json={"canary": "other"})
-    first, second = (each for each in caplog.records if hasattr(each, "outcome"))
-    assert (first.levelname, first.outcome, first.operation, first.status) == (
-        "DEBUG",
-        "executed",
-        "pay",
-        201,
-    )
-    assert (second.outcome, second.problem, second.error) == ("rejected", "key-reused", "KeyReused")
-    assert first.id == second.id == world.records()[0].key.hex()[:SHOWN]
-    assert "operation pay executed: attempt 1, status 201, seconds 0." in caplog.text
-    assert "canary" not in caplog.text + "".join(repr(vars(each)) for each in caplog.records)
+def test_no_event_is_made_while_nobody_listens(world, monkeypatch, nobody_listens):
+    monkeypatch.setattr("flask_idempotency.web.signals.Event", None)
+    add(world, ends(201))
+    assert [post(world).status_code for _ in range(2)] == [201, 201]
 
 
-def test_records_of_the_applications_own_with_such_attributes_change_no_response(
-    world, caplog, monkeypatch, assert_replayed
+def test_receivers_hear_after_the_commit_unless_they_are_muted_and_whatever_others_do(
+    world, add_view, assert_replayed, caplog
 ):
-    """What follows the commit must not fail: logging refuses to overwrite an attribute."""
-    usual = logging.getLogRecordFactory()
+    counts = []
 
-    def make(*args, **kwargs):
-        record = usual(*args, **kwargs)
-        record.id = "of the application"
-        return record
+    def receiver(_number):
+        def receive(_app, event):
+            counts.append(world.count())
+            raise LookupError
 
-    monkeypatch.setattr(logging, "_logRecordFactory", make)
-    caplog.set_level(logging.DEBUG, "flask_idempotency")
-    add(world, lambda: ("", 201))
+        return receive
+
+    receivers = [receiver(number) for number in range(3)]
+    for function in receivers:
+        operation_executed.connect(function, world.app)
+    add_view(world)
+    with operation_executed.muted():
+        world.post(key="muted")
+    assert counts == []
     first = world.post()
     assert first.status_code == 201
     assert_replayed(first, world.post())
-    assert "operation pay executed" in caplog.text
+    assert counts == [2, 2, 2]
+    failures = [each for each in ours(caplog) if "a receiver of operation-executed" in each.message]
+    assert [each.exc_info[0] for each in failures] == [LookupError] * 3
 
 
-def test_no_event_is_made_while_nobody_listens(world, monkeypatch, nobody_listens):
-    monkeypatch.setattr("flask_idempotency.web.signals.Event", None)
-    add(world, lambda: ("", 201))
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
+@pytest.mark.usefixtures("failing_log")
+def test_logging_that_fails_changes_no_response(make_world, add_view, assert_replayed, assert_problem):
+    """Of an application whose Redis is away, where each kind of line is written."""
+    world = make_world(IDEMPOTENCY_REDIS_URL="redis://127.0.0.1:1/0")
+
+    def refuse(*_, **__):
+        raise LookupError
+
+    runs = add_view(world, during=lambda: after_commit(refuse))
+    first = world.post()
+    assert (first.status_code, world.count()) == (201, 1)
+    assert_replayed(first, world.post())
+    assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
+    assert_problem(world.post(key=None), 400, "key-required")
+    assert runs == [1]
+    with flask_idempotency.operation_executed.connected_to(refuse, world.app):
+        assert world.post(key="key-2").status_code == 201
+    assert world.count() == 2
+
+
+def test_neither_key_nor_body_is_logged_by_anybody(make_world, heard, caplog):
+    """All that goes wrong at once, at the finest level of logging."""
+    caplog.set_level(logging.DEBUG)
+    world = make_world(IDEMPOTENCY_ON_STORE_ERROR="allow", PROPAGATE_EXCEPTIONS=False)
+
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.flush()  # never committed, so it is undone with a warning
+        return "canary-answer", 409, {"X-Secret": "canary-header"}
+
+    add(world, pay)
+    post(world), post(world, **CHANGED), post(world, key="canary,2")
+    world.sql("update idempotency_record set fingerprint_version = 99")
+    post(world)
+    world.sql("drop table idempotency_record")
+    post(world, key="canary-4")
+    for said in (
+        "left changes it did not commit",
+        "fingerprint was made in another way",
+        "idempotency_record is missing",
+    ):
+        assert said in caplog.text
+    assert "canary" not in caplog.text + repr(heard)
+
+
+def test_a_debugger_shows_no_key_scope_body_or_secret(make_world, redis_server):
+    shown, secret = [], b"canary--canary--canary--canary--"
+    url = redis_server.url.replace("://", "://:canary@").replace("/0", "/1")
+    world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[secret], IDEMPOTENCY_REDIS_URL=url)
+    add(world, lambda: (shown.append(repr(current_operation._get_current_object())), "")[1])
+    post(world)
+    assert shown == ["Operation(name='pay', namespace='', attempt=1)"]
+    response = StoredResponse(201, (("Location", "canary"),), b"canary")
+    assert repr(response) == "StoredResponse(status=201)"
+    record = Record(b"k", "pay", State.COMPLETED, by_value(b"canary"), 1, response=response)
+    state = world.app.extensions["idempotency"]
+    assert "canary" not in repr(record) + repr(state) + repr(state.settings)

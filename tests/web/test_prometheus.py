@@ -1,29 +1,29 @@
-"""What Prometheus is told of requests: how many, and how long. Never whose."""
+"""What Prometheus is told of requests and records: how many, and how long. Never whose."""
 
 import builtins
 import importlib
+import logging
+import math
 import sys
+import threading
 
 import pytest
-from flask import Flask, request
+from flask import Flask
 from prometheus_client import CollectorRegistry, generate_latest
 
 import servers
-from flask_idempotency import (
-    ConfigurationError,
-    Retryable,
-    current_operation,
-    idempotent,
-)
-from flask_idempotency.integrations.prometheus import export_metrics
+from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency.integrations import prometheus
+from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector, export_metrics
+from tests.docs.pages import ROOT, blocks
+from tests.log import ours
 from tests.stores import BOTH
+from tests.waiting import wait_until
 
 
 @pytest.fixture
-def registry(world):
-    registry = CollectorRegistry()
-    export_metrics(world.app, registry=registry)
-    return registry
+def registry():
+    return CollectorRegistry()
 
 
 @pytest.fixture
@@ -44,151 +44,226 @@ def requests(value):
     return get
 
 
-def add(world, function, **options):
-    world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
+def add(world, *statuses, **options):
+    left = list(statuses)
+
+    def pay():
+        status = left.pop(0)
+        if status is SystemExit:
+            raise status
+        return "", status
+
+    world.app.add_url_rule("/payments", "pay", idempotent(**options)(pay), methods=["POST"])
 
 
-def fail():
-    raise RuntimeError
-
-
-def fail_for_now():
-    raise Retryable
-
-
-@BOTH
-def test_requests_are_counted_by_operation_and_outcome(world, add_view, requests):
-    add_view(world)
-    world.post()
-    assert [requests("executed"), requests("replayed"), requests("rejected", "key-reused")] == [
-        1,
-        0,
-        None,
-    ]
-    world.post()
-    world.post()
-    world.post(json={"amount": 6})
-    assert [requests("executed"), requests("replayed"), requests("rejected", "key-reused")] == [1, 2, 1]
-    world.post(key=None)
-    assert requests("rejected", "key-required") == 1
-
-
-def test_a_stored_failure_is_told_from_a_success(world, requests):
-    add(world, fail, atomic=False)
-    world.post(), world.post()
-    assert [requests("executed", "operation-failed"), requests("executed"), requests("replayed")] == [
-        1,
-        0,
-        1,
-    ]
-
-
-def test_an_outcome_that_has_not_happened_is_counted_from_the_first_request_on(
-    world, add_view, requests
-):
-    """Otherwise its first time would be no increase."""
-    add_view(world)
-    world.post()
-    assert requests("rolled_back") == requests("interrupted") == requests("unprotected") == 0
-    assert requests("unprotected", "store-unavailable") == 0
-
-
-def test_an_attempt_and_a_replay_are_timed_apart(world, add_view, value):
-    add_view(world)
-    world.post()
-    assert value("execution_seconds_count", operation="pay") == 1
-    assert value("response_seconds_count", operation="pay") == 0
-    assert 0 < value("execution_seconds_sum", operation="pay") < 10
-    world.post()
-    world.post(json={"amount": 6})
-    assert value("execution_seconds_count", operation="pay") == 1
-    assert value("response_seconds_count", operation="pay") == 2
-
-
-def test_observed_requests_are_counted_by_what_they_would_have_been(world, requests, value):
-    statuses = iter([201, 201, 500])
-    add(world, lambda: ("", next(statuses)), enforce=False)
-    for _ in range(3):
-        world.post()
-    assert requests("observed") == 3
-
-    def would(outcome, status):
-        return value("observed_total", operation="pay", would=outcome, problem="", status=status)
-
-    assert would("executed", "") == 1
-    assert would("replayed", "same") == would("replayed", "other") == 1
-    assert value("execution_seconds_count", operation="pay") == 0
-
-
-def test_the_problem_of_a_request_counts_as_a_rejection_only_where_it_was_one(world, requests, value):
-    add(world, lambda: (request.get_data(), 201), enforce=False)
-    world.post()
-    world.post(json={"amount": 6})
-    assert requests("observed") == 2
-    labels = {"operation": "pay", "would": "rejected", "problem": "key-reused", "status": ""}
-    assert value("observed_total", **labels) == 1
-
-
-def test_a_take_over_is_counted(world, value):
-    def fail_first():
-        if current_operation.attempt == 1:
-            raise RuntimeError
-        return ""
-
-    add(world, fail_first)
-    world.post()
-    assert value("takeovers_total", operation="pay") == 0
-    world.post()
-    assert value("takeovers_total", operation="pay") == 1
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_a_redis_that_fails_is_counted(make_world, redis_server, add_view, works):
-    url = redis_server.url if works else f"redis://127.0.0.1:{servers.free_port()}"
-    world, registry = make_world(IDEMPOTENCY_REDIS_URL=url), CollectorRegistry()
-    export_metrics(world.app, registry=registry)
-    add_view(world)
-    world.post()
-    failures = registry.get_sample_value("idempotency_store_failures_total", {"part": "lock"})
-    assert failures == (0 if works else 1)
-
-
-def test_no_label_says_whose_a_key_is(world, registry, add_view):
-    add_view(world)
-    for key in ("canary-key", "canary-key", None, "canary\x00"):
-        world.post(key=key, user="canary-user", json={"amount": "canary"})
-    (record,) = world.records()
-    text = generate_latest(registry).decode()
-    assert "canary" not in text
-    assert record.key.hex()[:8] not in text
-
-
-def test_two_applications_share_the_series_of_one_registry(make_world, add_view):
-    registry = CollectorRegistry()
-    for _ in range(2):
-        world = make_world()
+class TestRequests:
+    @BOTH
+    def test_they_are_counted_and_timed_by_operation_and_outcome(
+        self, world, registry, requests, value
+    ):
+        """Those that have not happened are 0 from the first request on: later they are an increase."""
         export_metrics(world.app, registry=registry)
-        add_view(world)
+        export_metrics(world.app, registry=registry)  # counted once all the same
+        add(world, 500, 201)
         world.post()
-    counted = {"operation": "pay", "outcome": "executed", "problem": ""}
-    assert registry.get_sample_value("idempotency_requests_total", counted) == 2
+        for outcome, expected in {"rolled_back": 1, "executed": 0, "interrupted": 0}.items():
+            assert requests(outcome) == expected
+        assert requests("unprotected") == requests("unprotected", "store-unavailable") == 0
+        assert value("takeovers_total", operation="pay") == 0
+        world.post(), world.post(), world.post(json={"amount": 6}), world.post(key=None)
+        counted = requests("executed"), requests("replayed"), requests("rejected", "key-reused")
+        assert counted == (1, 1, 1)
+        assert requests("rejected", "key-required") == value("takeovers_total", operation="pay") == 1
+        assert value("execution_seconds_count", operation="pay") == 2
+        assert value("response_seconds_count", operation="pay") == 3
+        assert 0 < value("execution_seconds_sum", operation="pay") < 10
+
+    def test_a_stored_failure_is_told_from_a_success(self, world, registry, requests):
+        export_metrics(world.app, registry=registry)
+        add(world, 500, atomic=False)
+        world.post(), world.post()
+        counted = requests("executed", "operation-failed"), requests("executed"), requests("replayed")
+        assert counted == (1, 0, 1)
+
+    def test_observed_ones_are_counted_by_what_they_would_have_been(
+        self, world, registry, requests, value
+    ):
+        """Their problems count as rejections only there: alerts are about those that were."""
+        export_metrics(world.app, registry=registry)
+        add(world, 201, 201, 500, 201, enforce=False)
+        for sent in {}, {}, {}, {"json": {"amount": 6}}:
+            world.post(**sent)
+        assert requests("observed") == 4
+        for would, problem, status in (
+            ("executed", "", ""),
+            ("replayed", "", "same"),
+            ("replayed", "", "other"),
+            ("rejected", "key-reused", ""),
+        ):
+            labels = {"operation": "pay", "would": would, "problem": problem, "status": status}
+            assert value("observed_total", **labels) == 1
+        assert value("execution_seconds_count", operation="pay") == 0
+
+    @pytest.mark.parametrize("works", [True, False])
+    def test_a_redis_that_fails_is_counted(self, make_world, redis_server, registry, value, works):
+        url = redis_server.url if works else f"redis://127.0.0.1:{servers.free_port()}"
+        world = make_world(IDEMPOTENCY_REDIS_URL=url)
+        export_metrics(world.app, registry=registry)
+        add(world, 201)
+        world.post()
+        assert value("store_failures_total", part="lock") == (not works)
+
+    def test_no_label_says_whose_a_key_is(self, world, registry):
+        export_metrics(world.app, registry=registry)
+        add(world, 201)
+        for key in ("canary-key", "canary-key", None, "canary\x00"):
+            world.post(key=key, user="canary-user", json={"amount": "canary"})
+        text = generate_latest(registry).decode()
+        assert "canary" not in text
+        assert world.records()[0].key.hex()[:8] not in text
+
+    def test_the_pages_code_serves_a_factory_that_is_called_twice_in_one_process(self, make_world):
+        """Both applications share the series of one registry."""
+        [first, *_] = (b for b in blocks(ROOT / "docs/monitoring.md", "python") if "(app))" in b.text)
+        for count in (1, 2):
+            world = make_world()
+            exec(first.source, {"app": world.app})  # noqa: S102
+            add(world, *[201] * count)
+            for number in range(count):
+                world.post(key=f"key-{number}")
+            scrape = world.client.get("/metrics").text
+            assert f'idempotency_records{{operation="pay",state="completed"}} {count}.0' in scrape
+        assert 'outcome="executed",problem=""} 3.0' in scrape
 
 
-def test_metrics_before_init_app_are_refused():
+class TestRecords:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        """Seconds that go by when a test says so."""
+        seconds = [0.0]
+
+        def clock():
+            return seconds[0]
+
+        clock.advance = lambda by: seconds.append(seconds.pop() + by)
+        return clock
+
+    @pytest.fixture
+    def collect(self, registry, clock):
+        return lambda app: registry.register(RecordsCollector(app, clock=clock))
+
+    @pytest.fixture
+    def now(self, value, clock):
+        """A number of a new scrape."""
+
+        def get(name, **labels):
+            clock.advance(FRESH_SECONDS)
+            return value(name, **labels)
+
+        return get
+
+    def test_they_are_counted_by_operation_and_state_and_have_an_age(self, world, collect, now):
+        collect(world.app)
+        add(world, 201, 201, SystemExit, SystemExit, atomic=False)
+        for name in "interrupted", "expired":
+            assert now(f"records_{name}") == now(f"oldest_{name}_seconds") == 0
+        for key in "one", "two":
+            world.post(key=key)
+        for key in "three", "four":
+            with pytest.raises(SystemExit):
+                world.post(key=key)
+        world.sql("update idempotency_record set created_at = now() - interval '1 hour'")
+        world.sql("update idempotency_record set lease_expires_at = now() where status is null")
+        world.sql(
+            "update idempotency_record set expires_at = now() - interval '1 hour' where status > 0"
+        )
+        assert now("records", operation="pay", state="interrupted") == 2
+        for name in "interrupted", "expired":
+            assert now(f"records_{name}") == 2
+            assert 3600 <= now(f"oldest_{name}_seconds") < 3660
+        world.sql("update idempotency_record set expires_at = '-infinity' where status is not null")
+        assert now("oldest_expired_seconds") == math.inf
+        assert now("records_up") == 1
+
+    @pytest.mark.parametrize("store", ["postgres", "redis"], indirect=True)
+    def test_the_store_is_asked_no_more_often_than_every_ten_seconds(
+        self, make_world, redis_server, collect, value, clock
+    ):
+        world = make_world(IDEMPOTENCY_REDIS_URL=redis_server.url)
+        collect(world.app)
+        add(world, 201, atomic=False)
+        labels = {"operation": "pay", "state": "completed"}
+        assert value("records", **labels) is None
+        world.post()
+        clock.advance(FRESH_SECONDS - 1)
+        assert value("records", **labels) is None
+        clock.advance(1)
+        assert value("records", **labels) == 1
+
+    def test_a_scrape_does_not_fail_with_the_database(self, world, collect, now, caplog):
+        """It asks the server to end what takes too long, before Prometheus gives it up after 10 s."""
+        collect(world.app)
+        world.sql("alter table idempotency_record rename to elsewhere")
+        with caplog.at_level(logging.WARNING, "flask_idempotency"):
+            assert now("records_up") == 0
+            assert now("records_interrupted") is None
+        said = "metrics: the records cannot be counted: ConfigurationError"
+        assert [record.message for record in ours(caplog)] == [said]
+        world.sql("alter table elsewhere rename to idempotency_record")
+        assert (now("records_up"), now("records_interrupted")) == (1, 0)
+        with world.app.app_context(), world.db.engine.begin() as connection:
+            connection.exec_driver_sql("lock table idempotency_record")
+            assert now("records_up") == 0
+
+    def test_a_scrape_does_not_wait_for_another_one(
+        self, world, collect, now, value, clock, background, monkeypatch
+    ):
+        """It tells the last numbers, or the first time that there are none."""
+        monkeypatch.setattr(prometheus, "PATIENCE_SECONDS", 30)
+        collect(world.app)
+        for last in (0, 1):
+            with world.app.app_context(), world.db.engine.begin() as connection:
+                connection.exec_driver_sql("lock table idempotency_record")
+                first = background(now, "records_up")
+                world.wait_until_blocked()
+                clock.advance(2 * FRESH_SECONDS)
+                assert [value("records_up") for _ in range(4)] == [last] * 4
+            assert first.result() == 1
+
+    def test_a_scrape_waits_for_a_silent_database_for_a_moment_only(
+        self, make_world, postgres, collect, now, monkeypatch
+    ):
+        """And for no connection of the application's pool."""
+        monkeypatch.setattr(prometheus, "PATIENCE_SECONDS", 0.2)
+        options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 30}
+        with servers.FaultProxy(postgres.database("silent_scrape")) as proxy:
+            world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=options)
+            collect(world.app)
+            with world.app.app_context(), world.db.engine.connect():
+                wait_until(lambda: now("records_up"), "a connection of its own")
+            proxy.hang()
+            threads = threading.active_count()
+            assert [now("records_up") for _ in range(3)] == [0] * 3
+            assert threading.active_count() == threads + 1, "a question that hangs is asked once"
+            proxy.flow()
+            wait_until(lambda: now("records_up"), "the records are told again")
+            wait_until(lambda: threading.active_count() == threads, "the question has ended")
+
+    def test_registering_asks_no_database(self, world):
+        world.sql("drop table idempotency_record cascade")
+        registry, collector = CollectorRegistry(auto_describe=True), RecordsCollector(world.app)
+        registry.register(collector)
+        with pytest.raises(ValueError, match="Duplicated"):
+            registry.register(collector)
+
+
+@pytest.mark.parametrize("tell", [export_metrics, RecordsCollector])
+def test_before_init_app_they_are_refused(tell):
     with pytest.raises(ConfigurationError, match=r"call idempotency\.init_app"):
-        export_metrics(Flask("shop"), registry=CollectorRegistry())
-
-
-def test_metrics_that_are_exported_twice_are_counted_once(world, registry, add_view):
-    export_metrics(world.app, registry=registry)
-    add_view(world)
-    world.post()
-    counted = {"operation": "pay", "outcome": "executed", "problem": ""}
-    assert registry.get_sample_value("idempotency_requests_total", counted) == 1
+        tell(Flask("shop"))
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch):
-    name = "flask_idempotency.integrations.prometheus"
     really = builtins.__import__
 
     def without(module, *rest):
@@ -196,7 +271,7 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch):
             raise ImportError("No module named 'prometheus_client'")
         return really(module, *rest)
 
-    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "flask_idempotency.integrations.prometheus")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install 'flask-idempotency\[prometheus\]'"):
-        importlib.import_module(name)
+        importlib.import_module("flask_idempotency.integrations.prometheus")

@@ -1,177 +1,328 @@
-"""``idempotency.protect``: every POST and PATCH view of an application or a blueprint."""
+"""``idempotency.protect``: what it covers, what it leaves out, and whose options count."""
 
 import functools
+import gc
+import io
+import weakref
 
+import flask_restful
+import flask_restx
 import pytest
-from flask import Blueprint, abort, g
-from flask.views import MethodView
+from flask import Blueprint, Flask, abort, request
+from flask.views import MethodView, View
 
-from flask_idempotency import ConfigurationError, current_operation, idempotent
-
-
-@pytest.fixture
-def add(app, world):
-    """Adds plain views that write a payment."""
-
-    def add(path, target=None, methods=("POST",), view=None):
-        endpoint = path.strip("/").replace("/", "_")
-        (target or app).add_url_rule(
-            path, endpoint, view or (lambda: pay(world)), methods=list(methods)
-        )
-
-    return add
-
-
-def pay(world):
-    world.db.session.add(world.Payment(amount=5))
-    world.db.session.commit()
-    return {"options": current_operation.namespace if current_operation else None}, 201
+from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from tests.web.plain_shop import Shop
 
 
 @pytest.fixture
-def is_protected(world, assert_problem):
-    """Whether a view is: asked with and without a key, before and after the answer."""
-
-    def check(path="/payments", method="POST"):
-        without = world.post(path, key=None, method=method)
-        if without.status_code == 201:
-            answers = [world.post(path, method=method) for _ in range(2)]
-            assert not any("Idempotent-Replayed" in answer.headers for answer in answers)
-            return False
-        assert_problem(without, 400, "key-required")
-        key = f"key-{len(world.records())}"
-        first, again = (world.post(path, key=key, method=method) for _ in range(2))
-        assert (first.status_code, again.status_code) == (201, 201), first.text
-        assert "Idempotent-Replayed" not in first.headers
-        return again.headers.get("Idempotent-Replayed") == "true"
-
-    return check
+def shop():
+    return Shop()
 
 
-def test_an_application_protects_its_post_and_patch_views(app, world, add, is_protected):
-    world.idempotency.protect(app)
-    add("/payments", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-    assert is_protected(method="POST")
-    assert is_protected(method="PATCH")
-    assert not is_protected(method="PUT")
-    assert not is_protected(method="DELETE")
-    assert not is_protected(method="GET")
+def never(_operation):
+    """The option ``authorize_replay``, by which the tests know whose options count."""
+    return False
 
 
-def test_a_blueprint_protects_its_own_views(app, world, add, is_protected):
-    shop, other = Blueprint("shop", __name__), Blueprint("other", __name__)
-    inner = Blueprint("inner", __name__)
-    for path, target in {"/a": shop, "/b": other, "/c": inner, "/d": app}.items():
-        add(path, target)
-    shop.register_blueprint(inner)
-    for blueprint in shop, other:
-        app.register_blueprint(blueprint)
-    world.idempotency.protect(shop)
-    assert is_protected("/a")
-    assert not is_protected("/b")
-    assert is_protected("/c")
-    assert not is_protected("/d")
+def answers(shop, path="/payments", method="POST"):
+    """201 and 403: these options of its own; 201 twice: replayed, or not protected."""
+    return [shop.post(path, method=method).status_code for _ in range(2)]
 
 
-def test_the_options_of_a_blueprint_come_before_those_of_the_application(app, world, add):
-    shop = Blueprint("shop", __name__)
-    world.idempotency.protect(app, namespace="by-app")
-    world.idempotency.protect(shop, namespace="by-blueprint")
-    add("/a", shop)
-    add("/b")
-    app.register_blueprint(shop)
-    assert world.post("/a").json == {"options": "by-blueprint"}
-    assert world.post("/b").json == {"options": "by-app"}
+def wrapping(view):
+    return functools.wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))  # noqa: PLW0108
 
 
-class Views(MethodView):
-    """One method with options of its own, one exempt, one without either."""
-
-    world = None
-
-    @idempotent(namespace="own")
-    def post(self):
-        return pay(self.world)
-
-    def patch(self):
-        return pay(self.world)
+def nameless(view):
+    return lambda *args, **kwargs: view(*args, **kwargs)  # noqa: PLW0108
 
 
-@pytest.mark.parametrize("order", [["POST", "PATCH", "POST"], ["PATCH", "POST", "PATCH"]], ids=str)
-def test_a_method_with_options_of_its_own_keeps_them_whoever_comes_first(app, world, add, order):
-    world.idempotency.protect(app, namespace="by-app")
-    view = type("Both", (Views,), {"world": world}).as_view("both")
-    add("/payments", view=view, methods=["POST", "PATCH"])
-    names = {"POST": "own", "PATCH": "by-app"}
-    for number, method in enumerate(order):
-        response = world.post(method=method, key=f"key-{number}")
-        assert response.json == {"options": names[method]}, number
+def test_an_application_protects_its_post_and_patch_views_or_the_methods_that_are_named(shop):
+    shop.idempotency.protect(shop.app)
+    shop.add("/payments")
+    assert shop.protected_methods("/payments") == {"POST", "PATCH"}
+    named = Shop()
+    named.idempotency.protect(named.app, methods=["PUT", "DELETE"])
+    named.add("/payments")
+    assert named.protected_methods("/payments") == {"PUT", "DELETE"}
 
 
-@pytest.mark.parametrize("order", [["POST", "PATCH", "POST"], ["PATCH", "POST", "PATCH"]], ids=str)
-def test_an_exempt_method_stays_exempt_whoever_comes_first(app, world, add, is_protected, order):
-    world.idempotency.protect(app)
+def test_a_blueprint_protects_its_own_views_with_its_own_options(shop):
+    """They come before those of a blueprint around it, and those before the application's."""
+    one, inner, other = (Blueprint(name, __name__) for name in ("one", "inner", "other"))
+    for path, target in {"/a": one, "/b": inner, "/c": other, "/d": shop.app}.items():
+        shop.add(path, target)
+    one.register_blueprint(inner)
+    for blueprint in one, other:
+        shop.app.register_blueprint(blueprint)
+    shop.idempotency.protect(one, authorize_replay=never)
+    assert [answers(shop, path)[1] for path in ("/a", "/b")] == [403, 403]
+    assert not shop.protected_methods("/c") | shop.protected_methods("/d")
+    shop.idempotency.protect(shop.app)
+    shop.idempotency.protect(other, methods={"PUT"})
+    assert shop.protected_methods("/d") == {"POST", "PATCH"}
+    assert shop.protected_methods("/c") == {"PUT"}
 
-    class Half(MethodView):
-        @world.idempotency.exempt
-        def post(self):
-            return pay(world)
 
-        def patch(self):
-            return pay(world)
+@pytest.mark.parametrize("order", [["POST", "PATCH"], ["PATCH", "POST"]], ids=str)
+@pytest.mark.parametrize("is_exempt", [True, False])
+def test_a_method_with_options_of_its_own_or_exempt_stays_so_whoever_comes_first(
+    shop, order, is_exempt
+):
+    def post(_self):
+        return shop.pay()
 
-    add("/payments", view=Half.as_view("half"), methods=["POST", "PATCH"])
+    own = shop.idempotency.exempt(post) if is_exempt else idempotent(authorize_replay=never)(post)
+    members = {"post": own, "patch": lambda _self: shop.pay()}
+    shop.idempotency.protect(shop.app)
+    shop.app.add_url_rule("/payments", view_func=type("Pay", (MethodView,), members).as_view("pay"))
     for method in order:
-        assert is_protected(method=method) == (method == "PATCH"), method
+        if method == "PATCH" or is_exempt:
+            assert shop.is_protected(method=method) == (method == "PATCH")
+        else:
+            assert answers(shop, method=method) == [201, 403]
 
 
-def login_required(view):
-    @functools.wraps(view)
-    def inner(**values):
-        return view(**values) if g.account_id else abort(403)
+@pytest.mark.parametrize("kind", [View, MethodView])
+def test_a_class_whose_dispatch_is_idempotent_keeps_its_own_options(shop, kind):
+    class Payments(kind):
+        methods = ["POST"]  # noqa: RUF012 -- as Flask's documentation has it
 
-    return inner
+        @idempotent(authorize_replay=never)
+        def dispatch_request(self):
+            return shop.pay()
 
-
-def test_a_guard_below_is_made_up_for_by_the_scope(app, world, add, assert_problem):
-    """The replay does not come to the view's own decorators; the scope finds nobody."""
-    world.idempotency.protect(app)
-    add("/payments", view=login_required(lambda: pay(world)))
-    assert world.post().status_code == 201
-    assert_problem(world.post(user=""), 401, "scope-unknown")
-    assert world.post(user="bob").headers.get("Idempotent-Replayed") is None
-
-
-def test_a_guard_below_is_made_up_for_by_authorize_replay(app, world, add, assert_problem):
-    world.idempotency.protect(app, scope=None, authorize_replay=lambda operation: bool(g.account_id))
-    add("/payments", view=login_required(lambda: pay(world)))
-    assert world.post().status_code == 201
-    assert_problem(world.post(user=""), 403, "replay-forbidden")
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-
-
-def test_an_async_view_and_a_class_are_protected_too(app, world, add, is_protected):
-    world.idempotency.protect(app)
-
-    async def view():
-        return pay(world)
-
-    class Payments(MethodView):
         def post(self):
-            return pay(world)
+            """So that it takes this method."""
 
-    add("/a", view=view)
-    add("/b", view=Payments.as_view("payments"))
-    assert is_protected("/a")
-    assert is_protected("/b")
-
-
-@pytest.mark.parametrize("target", ["orders", None, 5, Blueprint])
-def test_only_an_application_or_a_blueprint_is_protected(world, target):
-    with pytest.raises(ConfigurationError, match="allowed: an application or a blueprint"):
-        world.idempotency.protect(target)
+    shop.idempotency.protect(shop.app)
+    shop.app.add_url_rule("/payments", view_func=Payments.as_view("pay"))
+    assert answers(shop) == [201, 403]
 
 
-def test_a_name_is_for_one_view_alone(world):
-    with pytest.raises(ConfigurationError, match="name is not an option"):
-        world.idempotency.protect(Blueprint("shop", __name__), name="shared")
+OWN = idempotent(authorize_replay=never)
+HIDDEN = {
+    "a view of its own options": (OWN, [201, 403]),
+    "below a decorator with its name": (lambda view: wrapping(OWN(view)), [201, 403]),
+    "below a decorator without": (lambda view: nameless(OWN(view)), [201, 201]),
+    "exempt": (OWN, [201, 403]),
+}
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+def test_a_views_own_options_count_unless_a_decorator_hides_them(shop, how):
+    """As of a protected function that a covered view calls, those of ``protect`` count then."""
+    make, expected = HIDDEN[how]
+    shop.idempotency.protect(shop.app)
+    view = make(shop.pay)
+    shop.add("/payments", view=shop.idempotency.exempt(view) if how == "exempt" else view)
+    assert answers(shop) == expected
+
+
+@pytest.mark.parametrize("package", [flask_restful, flask_restx], ids=["restful", "restx"])
+@pytest.mark.parametrize("place", ["decorators", "method_decorators", "by method", "one method"])
+@pytest.mark.parametrize("is_covered", [True, False])
+def test_every_place_that_a_resource_has_for_a_decorator(shop, package, place, is_covered):
+    """``protect`` leaves it the options that it has there, and covers its other methods."""
+    members = {name: lambda _self: shop.pay() for name in ("post", "patch")}
+    if place == "by method":
+        if package is flask_restx:
+            return  # which has no such place
+        members["method_decorators"] = {"post": [OWN]}
+    elif place == "one method":
+        members["post"] = OWN(members["post"])
+    else:
+        members[place] = [OWN]
+    if is_covered:
+        shop.idempotency.protect(shop.app)
+    resource = type("Payments", (package.Resource,), members)
+    package.Api(shop.app).add_resource(resource, "/payments", endpoint="pay")
+    assert answers(shop) == [201, 403]
+    if place in ("decorators", "method_decorators"):
+        assert answers(shop, method="PATCH") == [422, 422], "the same key for another method"
+    else:
+        assert shop.is_protected(method="PATCH") == is_covered
+
+
+def test_a_resource_is_covered_and_above_its_route_refused(shop):
+    shop.idempotency.protect(shop.app)
+    api = flask_restx.Api(shop.app)
+    members = {"post": lambda _self: shop.pay()}
+    api.add_resource(type("Payments", (flask_restx.Resource,), members), "/payments")
+    assert shop.is_protected()
+    with pytest.raises(ConfigurationError, match=r"above the class .*Payments: put it into"):
+        idempotent(type("Payments", (flask_restx.Resource,), members))
+
+
+# skip
+
+
+def test_skip_lets_a_request_pass_as_if_it_were_not_protected(shop):
+    """Asked once for each request to what is protected; its body is left to the view."""
+    asked = []
+
+    def skip(asking):
+        asked.append(asking.path)
+        assert asking == request
+        return asking.args.get("skip")
+
+    body = io.BytesIO(b"a film")
+    shop.idempotency.protect(shop.app, skip=skip)
+    shop.add("/payments")
+    shop.app.post("/upload")(lambda: {"before": body.tell(), "film": request.stream.read().decode()})
+    for key in None, "key-1", "key-1", "mal,formed":
+        answer = shop.post("/payments?skip=1", key)
+        assert (answer.status_code, "Idempotent-Replayed" in answer.headers) == (201, False)
+    assert shop.runs == len(asked) == 4
+    assert shop.post("/payments", None).status_code == 400
+    assert shop.is_protected("/payments")
+    shop.post("/payments", method="PUT")
+    assert len(asked) == 7, "not for a method that is not protected"
+    environ = {"wsgi.input": body, "CONTENT_LENGTH": "6"}
+    client, headers = shop.app.test_client(), {"Idempotency-Key": "key-1"}
+    upload = client.post("/upload?skip=1", headers=headers, environ_overrides=environ)
+    assert upload.json == {"before": 0, "film": "a film"}
+
+
+def test_skip_skips_a_natural_key_and_no_view_or_function_with_options_of_its_own(shop):
+    shop.idempotency.protect(shop.app, skip=lambda _request: True, key=lambda: "order-1")
+    inner = idempotent(shop.pay)
+    shop.add("/natural")
+    shop.add("/own", view=inner)
+    shop.add("/outer", view=nameless(inner))
+    assert not shop.is_protected("/natural")
+    assert shop.is_protected("/own")
+    assert shop.post("/outer", None).status_code == 400
+    assert shop.is_protected("/outer")
+
+
+def test_what_skip_raises_is_the_applications_own(shop):
+    shop.idempotency.protect(shop.app, skip=lambda _request: abort(418))
+    shop.add("/payments")
+    assert (shop.post("/payments").status_code, shop.runs) == (418, 0)
+
+
+# exempt
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("way", ["view", "decorated view", "class", "name", "blueprint", "parent"])
+def test_what_is_exempt_is_left_out_and_given_back(shop, way, when):
+    """Before and after registration. A function that takes an exempt one is not exempt itself."""
+    api, inner = Blueprint("api", __name__), Blueprint("inner", __name__)
+    kind = type("Search", (MethodView,), {"post": lambda _self: shop.pay()})
+    views = {"decorated view": wrapping(shop.pay), "class": kind.as_view("search")}
+    targets = {"name": "api.inner.search", "blueprint": inner, "parent": api, "class": kind}
+    target = targets.get(way, shop.pay)
+    if when == "before":
+        assert shop.idempotency.exempt(target) is target
+    shop.idempotency.protect(shop.app)
+    shop.add("/search", inner, views.get(way), methods=["POST"])
+    shop.add("/own", inner, idempotent(shop.pay))
+    api.register_blueprint(inner)
+    shop.app.register_blueprint(api)
+    shop.add("/payments", view=nameless(shop.pay))
+    if when == "after":
+        shop.idempotency.exempt(target)
+    assert not shop.is_protected("/search")
+    assert shop.is_protected("/own"), "it has options of its own"
+    assert shop.is_protected("/payments")
+
+
+def test_a_blueprint_inside_of_an_exempt_one_may_be_protected(shop):
+    api, inner = Blueprint("api", __name__), Blueprint("inner", __name__)
+    shop.idempotency.protect(shop.app)
+    shop.idempotency.exempt(api)
+    shop.idempotency.protect(inner)
+    shop.add("/search", api)
+    shop.add("/payments", inner)
+    api.register_blueprint(inner)
+    shop.app.register_blueprint(api)
+    assert not shop.is_protected("/search")
+    assert shop.is_protected("/payments")
+
+
+# When
+
+
+@pytest.mark.parametrize("what", ["application", "blueprint"])
+def test_what_is_protected_after_the_first_request_is_so_from_then_on(shop, what):
+    api = Blueprint("api", __name__)
+    shop.add("/payments", api)
+    shop.app.register_blueprint(api)
+    assert not shop.is_protected("/payments")
+    shop.idempotency.protect(shop.app if what == "application" else api)
+    assert shop.is_protected("/payments")
+    shop.idempotency.exempt(shop.pay)
+    assert shop.is_protected("/payments"), "what is protected stays so"
+
+
+def test_a_factory_protects_its_blueprint_for_each_application():
+    """The blueprint and the extension belong to modules, the rest is done anew each time.
+
+    Nothing keeps an application, or a blueprint, that is gone.
+    """
+    idempotency, api, gone = Idempotency(), Blueprint("api", __name__), []
+    for number in range(3):
+        shop, own = Shop(idempotency=idempotency), Blueprint("own", __name__)
+        idempotency.protect(api, authorize_replay=lambda _operation: True)
+        idempotency.protect(own)
+        idempotency.exempt("api.search")
+        if number == 0:
+            shop.add("/payments", api)
+            shop.add("/search", api)
+        for blueprint in api, own:
+            shop.app.register_blueprint(blueprint)
+        assert shop.protected_methods("/payments") == {"POST", "PATCH"}
+        assert not shop.is_protected("/search")
+        gone += [weakref.ref(shop.app), weakref.ref(own)]
+    del shop, own, blueprint
+    gc.collect()
+    assert [each() for each in gone[2:]] == [None] * 4, "the views of the first are the blueprint's"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        *((wrong, {}, "an application or a blueprint") for wrong in ("orders", None, 5, Blueprint)),
+        *(
+            ("app", {"methods": wrong}, r"^methods is .*allowed: .*DELETE, PATCH, POST, PUT")
+            for wrong in ((), "POST", ["put"], ["POST", "HEAD"], ["BREW"], [""], [5], None, 5, b"POST")
+        ),
+        *(("app", {"skip": wrong}, "^skip is .*; allowed: a callable") for wrong in (True, "a", ["/"])),
+        ("app", {"name": "shared"}, "name is not an option"),
+        (Flask("other"), {}, "call idempotency.init_app"),
+        ("other", {}, "has another Idempotency"),
+    ],
+)
+def test_what_cannot_be_protected_is_named(shop, target, options, said):
+    targets = {"app": shop.app, "other": Shop().app}
+    known = target in ("app", "other") if isinstance(target, str) else False
+    with pytest.raises(ConfigurationError, match=said):
+        shop.idempotency.protect(targets[target] if known else target, **options)
+
+
+@pytest.mark.parametrize("target", [None, 5, ["search"], Flask("other"), b"search"], ids=type)
+def test_only_a_view_a_blueprint_or_an_endpoint_is_exempt(shop, target):
+    with pytest.raises(ConfigurationError, match="allowed: a view, a blueprint, or the name of an end"):
+        shop.idempotency.exempt(target)
+
+
+def test_what_contradicts_itself_is_refused(shop):
+    one, two = Blueprint("one", __name__), Blueprint("two", __name__)
+    for target in shop.app, one:
+        shop.idempotency.protect(target)
+        with pytest.raises(ConfigurationError, match="protected already with other methods"):
+            shop.idempotency.protect(target, methods=["PUT"])
+    shop.idempotency.exempt(two)
+    with pytest.raises(ConfigurationError, match="one is protected"):
+        shop.idempotency.exempt(one)
+    with pytest.raises(ConfigurationError, match="two is exempt"):
+        shop.idempotency.protect(two)
+    for option in "skip", "methods":
+        with pytest.raises(ConfigurationError, match=f"{option} is not an option"):
+            idempotent(**{option: ["POST"]})

@@ -1,11 +1,19 @@
-"""``Idempotency.run`` and ``after_commit``: the same guarantee outside of requests."""
+"""``Idempotency.run`` and ``after_commit``: the same guarantee outside of requests.
 
+In a queue's worker, too, whose exceptions say more than that a job failed.
+"""
+
+import asyncio
 import functools
+import threading
 import types
 from functools import partial
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
 from flask_sqlalchemy import SQLAlchemy
+from rq.timeouts import JobTimeoutException, UnixSignalDeathPenalty
 
 from flask_idempotency import (
     ConfigurationError,
@@ -20,14 +28,14 @@ from flask_idempotency import (
     after_commit,
     current_operation,
     idempotent,
-    operation_rejected,
 )
 from flask_idempotency.core.errors import RecordBroken, StepError
+from tests.conftest import PATIENCE_SECONDS
 
 
 @pytest.fixture
 def world(make_world, probing_at_once):
-    world = make_world()
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
     with world.app.app_context():
         yield world
 
@@ -53,34 +61,22 @@ def run(world):
 
 
 def test_it_runs_once_and_gives_the_same_result(world, run, pay):
-    assert run("key", pay, 7) == {"id": 1, "attempt": 1}
-    assert run("key", pay, 7) == {"id": 1, "attempt": 1}
-    assert (pay.runs, world.count()) == (1, 1)
+    assert [run("key", pay, 7) for _ in range(2)] == [{"id": 1, "attempt": 1}] * 2
     assert world.sql("select amount from payment") == [(7,)]
     assert run("key", pay, scope="bob")["id"] == 2
-    assert run("other", pay)["id"] == 3
-
-
-def test_its_key_is_any_text_of_any_length(run, pay):
-    for key in ["Ä 1", "\n", "\ud800", "k" * 10_000]:
-        assert run(key, pay) == run(key, pay)
-    assert pay.runs == 4
-
-
-def test_any_json_comes_back(run):
-    for result in None, 0, "", [], "text", {"a": [1.5, None]}:
+    for number, key in enumerate(["Ä 1", "\n", "\ud800", "k" * 10_000], 3):  # any text of any length
+        assert run(key, pay)["id"] == run(key, pay)["id"] == number
+    for result in None, 0, "", [], "text", {"a": [1.5, None]}:  # any JSON
         assert [run(repr(result), lambda result=result: result) for _ in range(2)] == [result] * 2
 
 
-def test_what_raises_is_rolled_back_and_may_run_again(world, run, pay):
-    def fails():
-        pay()
-        raise LookupError
-
+def test_what_raises_or_is_no_json_is_rolled_back_and_may_run_again(world, run, pay):
     with pytest.raises(LookupError):
-        run("key", fails)
+        run("key", lambda: (pay(), {}["x"]))
+    with pytest.raises(IdempotencyError, match="not JSON"):
+        run("key", lambda: pay() and object())
     assert world.count() == 0
-    assert run("key", pay)["attempt"] == 2
+    assert run("key", pay)["attempt"] == 3
 
 
 @pytest.mark.parametrize("expires", [True, False], ids=["expires", "stays"])
@@ -106,64 +102,44 @@ def test_what_is_rolled_back_is_not_remembered_by_the_next_job(make_world, expir
     assert world.sql("select amount from payment") == [(90,)]
 
 
-def test_what_is_not_json_is_rolled_back(world, run, pay):
-    with pytest.raises(IdempotencyError, match="not JSON"):
-        run("key", lambda: pay() and object())
-    assert world.count() == 0
-
-
 def test_another_payload_is_another_request(run, pay):
     run("key", pay, payload={"a": 1, "b": [2]})
     run("key", pay, payload={"b": [2], "a": 1})
-    with pytest.raises(KeyReused):
-        run("key", pay, payload={"a": 1})
-    with pytest.raises(KeyReused):
-        run("key", pay)
+    for other in {"a": 1}, None:
+        with pytest.raises(KeyReused):
+            run("key", pay, payload=other)
     assert pay.runs == 1
 
 
-class TestNotAtomic:
-    """``run(..., atomic=False)``."""
+def test_an_interrupted_one_is_held_or_found_out(run):
+    def dies():
+        raise KeyboardInterrupt
 
-    def test_an_interrupted_one_is_held_or_found_out(self, world, run):
-        def dies():
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run("key", dies, atomic=False)
-        with pytest.raises(OperationInterrupted):
-            run("key", dies, atomic=False)
-        found = run("key", dies, atomic=False, on_interrupted=lambda _operation: {"found": True})
-        assert found == run("key", dies, atomic=False) == {"found": True}
-
-    def test_who_does_not_know_the_outcome_is_delivered_again(self, run):
-        def charge():
-            if current_operation.attempt == 1:
-                raise OperationInterrupted("The provider is silent.")
-            return "charged"
-
-        with pytest.raises(Retryable, match="The outcome is not known yet"):
-            run("key", charge, atomic=False, on_interrupted="retry")
-        assert run("key", charge, atomic=False, on_interrupted="retry") == "charged"
+    with pytest.raises(KeyboardInterrupt):
+        run("key", dies, atomic=False)
+    with pytest.raises(OperationInterrupted):
+        run("key", dies, atomic=False)
+    found = run("key", dies, atomic=False, on_interrupted=lambda _operation: {"found": True})
+    assert found == run("key", dies, atomic=False) == {"found": True}
 
 
-def test_the_name_is_the_functions(world):
-    assert world.idempotency.run("key", named, scope=None) == 1
-    assert world.records()[0].name == f"{__name__}.named"
-    for nameless in (lambda: 1, functools.partial(named)):
-        with pytest.raises(ConfigurationError, match="name="):
-            world.idempotency.run("key", nameless, scope=None)
+def test_who_does_not_know_the_outcome_is_delivered_again(run):
+    def charge():
+        if current_operation.attempt == 1:
+            raise OperationInterrupted("The provider is silent.")
+        return "charged"
+
+    with pytest.raises(Retryable, match="The outcome is not known yet"):
+        run("key", charge, atomic=False, on_interrupted="retry")
+    assert run("key", charge, atomic=False, on_interrupted="retry") == "charged"
 
 
-@pytest.mark.parametrize("module", ["__main__", "__mp_main__", "<run_path>", None])
-def test_a_function_whose_name_depends_on_the_process_needs_a_name(world, module):
-    """The script defines it as __main__.pay; a worker that imports the script knows it as shop.pay."""
-    pay = types.FunctionType(named.__code__, {} if module is None else {"__name__": module})
-    assert pay.__module__ == module
-    with pytest.raises(ConfigurationError, match="(?i)give .*name="):
-        world.idempotency.run("key", pay, scope=None)
-    assert world.records() == []
-    assert world.idempotency.run("key", pay, scope=None, name="shop.pay") == 1
+def named():
+    return 1
+
+
+async def coroutine():
+    return 1
 
 
 class Shop:
@@ -172,10 +148,6 @@ class Shop:
 
     @classmethod
     def of_the_class(cls):
-        return 1
-
-    @staticmethod
-    def of_nobody():
         return 1
 
 
@@ -189,188 +161,253 @@ def test_a_function_has_one_name_however_it_is_reached(world):
         "named": [named, functools.wraps(named)(lambda: 1), functools.lru_cache(named)],
         "Shop.method": [Shop().method, Branch().method],
         "Shop.of_the_class": [Shop.of_the_class, Branch.of_the_class, Shop().of_the_class],
-        "Shop.of_nobody": [Shop.of_nobody, Branch().of_nobody],
     }
     for name, functions in reached.items():
         for function in functions:
             world.idempotency.run(name, function, scope=None)
-        assert [r.name for r in world.records()][-1] == f"{__name__}.{name}"
-    assert len(world.records()) == len(reached)
+    assert [r.name for r in world.records()] == [f"{__name__}.{name}" for name in reached]
 
 
-def named():
-    return 1
+@pytest.mark.parametrize(
+    "module", ["__main__", "__mp_main__", "<run_path>", None, "a lambda", "a partial"]
+)
+def test_a_function_whose_name_depends_on_the_process_needs_a_name(world, module):
+    """The script defines it as __main__.pay; a worker that imports the script knows it as shop.pay."""
+    pay = types.FunctionType(named.__code__, {} if module is None else {"__name__": module})
+    pay = {"a lambda": lambda: 1, "a partial": functools.partial(named)}.get(module, pay)
+    with pytest.raises(ConfigurationError, match="name="):
+        world.idempotency.run("key", pay, scope=None)
+    assert world.idempotency.run("key", pay, scope=None, name="pay") == 1
 
 
-async def coroutine():
-    return 1
-
-
-def test_wrong_arguments_are_named(world, run):
-    with pytest.raises(ConfigurationError, match="needs scope="):
-        world.idempotency.run("key", named)
-    with pytest.raises(ConfigurationError, match="required is not an option; there are: ttl"):
-        run("key", named, required=False)
-    with pytest.raises(ConfigurationError, match="payload"):
-        run("key", named, payload=object())
-    with pytest.raises(ConfigurationError, match="atomic=False"):
-        run("key", named, lease=5)
-    with pytest.raises(ConfigurationError, match="async def"):
-        run("key", coroutine)
-    with pytest.raises(ScopeUnknown):
-        world.idempotency.run("key", named, scope="")
-    for key in ("", None, 5):
-        with pytest.raises(KeyMalformed):
-            run(key, named)
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"scope": ...}, ConfigurationError, "needs scope="),
+        ({"scope": ""}, ScopeUnknown, "empty"),
+        ({"required": False}, ConfigurationError, "required is not an option; there are: ttl"),
+        ({"payload": object()}, ConfigurationError, "payload"),
+        ({"lease": 5}, ConfigurationError, "atomic=False"),
+        ({"function": coroutine}, ConfigurationError, "async def"),
+        *(({"key": key}, KeyMalformed, "not a string") for key in ("", None, 5)),
+    ],
+)
+def test_wrong_arguments_are_named(world, arguments, error, said):
+    arguments = {"key": "key", "function": named, "scope": "alice", **arguments}
+    with pytest.raises(error, match=said):
+        world.idempotency.run(arguments.pop("key"), arguments.pop("function"), **arguments)
     assert world.records() == []
 
 
-def test_an_application_with_one_tenant_needs_no_scope(make_world):
-    world = make_world(init={"scope": None})
-    with world.app.app_context():
-        assert world.idempotency.run("key", named) == 1
+def test_one_tenant_needs_no_scope_and_switched_off_it_just_runs(make_world):
+    runs = []
+    for config in {}, {"IDEMPOTENCY_ENABLED": False}:
+        world = make_world(init={"scope": None}, **config)
+        with world.app.app_context():
+            for _ in range(2):
+                world.idempotency.run("key", lambda: runs.append(1), name="pay")
+    assert runs == [1] * 3
 
 
-def test_a_view_that_asks_for_a_result_again_is_no_replay(app, world, run, pay):
-    app.add_url_rule("/plain", "plain", lambda: run("key", pay), methods=["POST"])
-    first, second = world.post("/plain"), world.post("/plain")
+def test_a_view_that_calls_it_is_no_replay_and_no_rejection(app, world, run, pay, heard):
+    @app.post("/hook")
+    def hook():
+        with pytest.raises((LookupError, OperationFailed)):
+            run("c", lambda: {}["x"], atomic=False)
+        return run("key", pay)
+
+    heard.clear()
+    first, second = world.post("/hook", key=None), world.post("/hook", key=None)
     assert first.json == second.json
-    assert "Cache-Control" not in second.headers
+    assert "Cache-Control" not in f"{first.headers}{second.headers}"
+    assert "operation_rejected" not in [name for name, _ in heard]
     assert pay.runs == 1
 
 
-def test_switched_off_it_just_runs(make_world):
-    world = make_world(IDEMPOTENCY_ENABLED=False)
-    with world.app.app_context():
-        runs = []
-        for _ in range(2):
-            world.idempotency.run("key", lambda: runs.append(1), name="pay", scope=None)
-    assert runs == [1, 1]
-
-
-class TestAfterCommit:
-    """``after_commit``."""
-
-    @pytest.mark.parametrize("atomic", [True, False])
-    def test_it_runs_once_after_the_commit(self, app, world, atomic, caplog):
-        seen = []
-
-        def look():
-            seen.append((world.count(), world.records()[0].state))
-
-        @app.post("/payments")
-        @idempotent(atomic=atomic)
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            after_commit(look)
-            after_commit(lambda: 1 / 0)
-            after_commit(partial(seen.append, "last"))
-            assert seen == []
-            return {}, 201
-
-        assert [world.post().status_code for _ in range(2)] == [201, 201]
-        assert seen == [(1, "completed"), "last"]
-        assert "a function failed after the commit" in caplog.text
-
-    @pytest.mark.parametrize("atomic", [True, False])
-    def test_what_a_step_registered_goes_with_the_step_that_failed(self, app, world, atomic):
-        seen = []
-
-        def step(fails, result=None):
-            after_commit(partial(seen.append, f"in a step, fails={fails}"))
-            if fails:
-                raise LookupError
-            return result
-
-        @app.post("/payments")
-        @idempotent(atomic=False)
-        def pay():
-            after_commit(partial(seen.append, "before"))
-            for _ in range(2):
-                with pytest.raises(LookupError):
-                    current_operation.step("pay", step, True, atomic=atomic)
-            if atomic:  # otherwise it has run, and is never called again
-                with pytest.raises(StepError):
-                    current_operation.step("pay", step, False, object(), atomic=True)
-            current_operation.step("pay", step, False, atomic=atomic)
-            after_commit(partial(seen.append, "after"))
-            return {}, 201
-
-        assert world.post().status_code == 201
-        assert seen == ["before", "in a step, fails=False", "after"]
-
-    def test_what_a_step_registered_goes_with_a_transaction_that_cannot_commit(self, app, world):
-        seen = []
-
-        def step():
-            after_commit(partial(seen.append, "in a step"))
-            world.db.session.execute(world.db.text("COMMIT"))
-
-        @app.post("/payments")
-        @idempotent(atomic=False)
-        def pay():
-            with pytest.raises(NotAtomic):
-                current_operation.step("pay", step, atomic=True)
-            return {}, 201
-
-        assert world.post().status_code == 201
-        assert seen == []
-
-    @pytest.mark.parametrize("atomic", [True, False])
-    def test_not_if_the_view_raises(self, app, world, atomic):
-        seen = []
-
-        @app.post("/payments")
-        @idempotent(atomic=atomic)
-        def pay():
-            if not atomic:
-                current_operation.step("a", after_commit, partial(seen.append, "in a step"))
-            after_commit(partial(seen.append, 1))
-            raise LookupError
-
-        app.config["PROPAGATE_EXCEPTIONS"] = False
-        assert world.post().status_code == 500
-        assert seen == []
-
-
-def test_run_leaves_nothing_behind_in_the_request_it_is_called_in(make_world):
-    world, rejected = make_world(), []
-
-    @world.app.post("/hook")
-    def hook():
-        run = world.idempotency.run
-        run("a", dict, scope="alice", name="pay")
-        with pytest.raises(LookupError):
-            run("c", lambda: {}["x"], scope="bob", name="pay", atomic=False)
+@pytest.mark.parametrize("atomic", [True, False])
+def test_it_is_no_part_of_an_operation(app, world, run, pay, atomic):
+    @app.post("/payments")
+    @idempotent(atomic=atomic)
+    def view():
+        with pytest.raises(IdempotencyError, match="inside the operation view"):
+            run("key", pay)
         return {}
 
-    with operation_rejected.connected_to(lambda _app, event: rejected.append(event), world.app):
-        answer = world.post("/hook", key=None)
-    assert "Cache-Control" not in answer.headers
-    assert rejected == []
+    assert (world.post().status_code, pay.runs) == (200, 0)
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000 + b"]" * 200_000, b"1" * 5000, b"\xff", b""])
-@pytest.mark.parametrize("status", [200, 500])
-def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, body, status):
+@pytest.mark.parametrize("status", [200, 500, 99])
+def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, heard, body, status):
     run("key-1", pay)
+    heard.clear()
     world.sql("update idempotency_record set body = :body, status = :status", body=body, status=status)
     with pytest.raises(RecordBroken):
         run("key-1", pay)
+    if status == 99:
+        assert [event.problem for _, event in heard] == ["record-unreadable"]
     world.sql("update idempotency_record set body = :body, status = 500", body=b"[]")
     with pytest.raises(OperationFailed):
         run("key-1", pay)
     assert pay.runs == 1
 
 
-def test_a_record_that_cannot_be_read_is_told_as_a_rejection(world, run, pay):
-    run("key-1", pay)
-    world.sql("update idempotency_record set status = 99")
-    problems = []
-    note = operation_rejected.connected_to(
-        lambda _app, event: problems.append(event.problem), world.app
-    )
-    with note, pytest.raises(RecordBroken):
-        run("key-1", pay)
-    assert problems == ["record-unreadable"]
+def of(module, name, base=Exception, **attributes):
+    """A class as the package has it, which is not installed for these tests."""
+    return type(name, (base,), {"__module__": module, **attributes})
+
+
+Interrupt = of("dramatiq.threading", "Interrupt", BaseException)
+
+INTERRUPTS = [
+    SoftTimeLimitExceeded(),
+    JobTimeoutException(),
+    of("rq.exceptions", "ShutDownImminentException")(),
+    of("dramatiq.middleware.time_limit", "TimeLimitExceeded", Interrupt)(),
+    of("dramatiq.middleware.shutdown", "Shutdown", Interrupt)(),
+    of("huey.exceptions", "TaskTimeout")(),
+    asyncio.CancelledError(),
+    SystemExit(),
+    KeyboardInterrupt(),
+]
+"""What stops a function in its middle: nobody knows whether its effect happened."""
+
+RELEASES = [
+    Retry(),
+    Reject(requeue=True),
+    of("dramatiq.errors", "Retry")(),
+    of("huey.exceptions", "RetryTask")(),
+    of("huey.exceptions", "CancelExecution", retry=True)(),
+    of("arq.worker", "Retry", RuntimeError)(),
+]
+"""What a function raises that asks to be run again."""
+
+FAILS = [
+    LookupError("secret"),
+    Ignore(),
+    Reject(requeue=False),
+    of("huey.exceptions", "CancelExecution", retry=None)(),
+    of("shop.errors", "Retry")(),
+]
+
+
+class TestInQueues:
+    @pytest.fixture
+    def run(self, world):
+        return functools.partial(world.idempotency.run, "key", name="job", scope=None, atomic=False)
+
+    @staticmethod
+    def job(calls, error):
+        """Two steps, with ``error`` between them in the first attempt."""
+        current_operation.step("first", calls.append, "first")
+        if current_operation.attempt == 1 and error is not None:
+            raise error
+        current_operation.step("second", calls.append, "second")
+        return current_operation.attempt
+
+    @pytest.mark.parametrize(
+        ("error", "end"),
+        [(error, end) for end, every in
+         {"held": INTERRUPTS, "free": RELEASES, "failed": FAILS}.items() for error in every],
+        ids=lambda value: value if isinstance(value, str) else type(value).__qualname__,
+    )  # fmt: skip
+    def test_what_a_function_raises_holds_it_frees_it_or_is_stored(self, run, error, end):
+        calls = []
+        with pytest.raises(type(error)):
+            run(self.job, calls, error)
+        if end == "failed":
+            with pytest.raises(OperationFailed, match=f"failed with {type(error).__name__}") as told:
+                run(self.job, calls, error)
+            assert "secret" not in str(told.value)
+            assert calls == ["first"]
+            return
+        if end == "held":
+            with pytest.raises(OperationInterrupted):
+                run(self.job, calls, error)
+        retry = {"on_interrupted": "retry"} if end == "held" else {}
+        assert run(self.job, calls, error, **retry) == 2
+        assert calls == ["first", "second"]
+
+    def test_a_job_that_runs_out_of_time_is_interrupted_where_it_stands(self, run):
+        def slow():
+            current_operation.step("charge", calls.append, 1)
+            threading.Event().wait(PATIENCE_SECONDS)
+
+        calls = []
+        with pytest.raises(JobTimeoutException), UnixSignalDeathPenalty(1, JobTimeoutException):
+            run(slow)
+        with pytest.raises(OperationInterrupted):
+            run(slow)
+        assert run(self.job, calls, None, on_interrupted="retry") == 2
+        assert calls == [1, "first", "second"]
+
+    @pytest.mark.parametrize("error", [INTERRUPTS[0], INTERRUPTS[-1], RELEASES[0]], ids=type)
+    def test_in_an_atomic_operation_everything_is_rolled_back(self, world, run, pay, error):
+        def function():
+            pay()
+            if current_operation.attempt == 1:
+                raise error
+            return "paid"
+
+        with pytest.raises(type(error)):
+            run(function, atomic=True)
+        assert world.count() == 0
+        assert run(function, atomic=True) == "paid"
+
+
+class TestAfterCommit:
+    """``after_commit``."""
+
+    @pytest.mark.parametrize("atomic", [True, False])
+    @pytest.mark.parametrize("fails", [True, False])
+    def test_it_runs_once_after_the_commit(self, app, world, atomic, fails, caplog):
+        """Not if the view raises."""
+        seen = []
+
+        @app.post("/payments")
+        @idempotent(atomic=atomic)
+        def pay():
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.commit()
+            after_commit(lambda: seen.append((world.count(), world.records()[0].state)))
+            after_commit(lambda: 1 / 0)
+            if not atomic:
+                current_operation.step("a", after_commit, partial(seen.append, "in a step"))
+            after_commit(partial(seen.append, "last"))
+            assert seen == []
+            if fails:
+                raise LookupError
+            return {}, 201
+
+        assert [world.post().status_code for _ in range(2)] == [500 if fails else 201] * 2
+        expected = [(1, "completed"), *([] if atomic else ["in a step"]), "last"]
+        assert seen == ([] if fails else expected)
+        assert ("a function failed after the commit" in caplog.text) != fails
+
+    @pytest.mark.parametrize("atomic", [True, False])
+    def test_what_a_step_registered_goes_with_the_step_that_failed(self, app, world, atomic):
+        """An atomic one also with what is no JSON, and with a transaction that cannot commit."""
+        seen = []
+
+        def step(ends):
+            after_commit(partial(seen.append, "in a step that failed" if ends else "in a step"))
+            return ends() if ends else None
+
+        failures = {LookupError: lambda: {}["x"]}
+        if atomic:  # otherwise it has run, and is never called again
+            failures[StepError] = object
+            failures[NotAtomic] = lambda: world.db.session.execute(world.db.text("COMMIT"))
+
+        @app.post("/payments")
+        @idempotent(atomic=False)
+        def pay():
+            after_commit(partial(seen.append, "before"))
+            for error, ends in failures.items():
+                with pytest.raises(error):
+                    current_operation.step("pay", step, ends, atomic=atomic)
+            current_operation.step("pay", step, None, atomic=atomic)
+            after_commit(partial(seen.append, "after"))
+            return {}, 201
+
+        assert world.post().status_code == 201
+        assert seen == ["before", "in a step", "after"]
