@@ -18,10 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 from redis import Redis, RedisError
 from redis.backoff import NoBackoff
@@ -60,19 +59,11 @@ PAUSE_SECONDS = 2.0
 
 # -> the lock's value, and the milliseconds that it has left. One that is carried out late, after its
 # request has ended, leaves a dead worker's lock: nobody believes it after PROBE_AFTER_SECONDS.
-ACQUIRE = """
-local held = redis.pcall('GET', KEYS[1])
-if not held then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-  held = ARGV[1]
-end
-return {held, redis.call('PTTL', KEYS[1])}
-"""
+ACQUIRE = """local held = redis.pcall('GET', KEYS[1])
+if not held then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+return {held or ARGV[1], redis.call('PTTL', KEYS[1])}"""
 
-RELEASE = """
-if redis.pcall('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-return 1
-"""
+RELEASE = "if redis.pcall('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
 
 _OPTIONS: dict[str, Any] = {
     "socket_timeout": TIMEOUT_SECONDS,
@@ -81,11 +72,9 @@ _OPTIONS: dict[str, Any] = {
     "protocol": 2,  # every Redis speaks it; RESP 3, redis-py's default, needs Redis 6
 }
 
-# A # or @ behind the host, and an option without =, are most likely of a password that is not encoded:
-# the rest of it would count as a host, which logs show.
-_URL = re.compile(
-    r"(rediss?://[^/?#]+(/\d*)?|unix://([^/?#@]*@)?/[^?#@]+)(\?\w+=[^#@&]*(&\w+=[^#@&]*)*)?"
-)
+# A # or @ behind the host is most likely of a password that is not encoded: the rest of it would count
+# as a host, which logs show.
+_URL = re.compile(r"(rediss?://[^/?#]+(/\d*)?|unix://([^/?#@]*@)?/[^?#@]+)(\?[^#@]*)?")
 
 _UNUSABLE = (
     "IDEMPOTENCY_REDIS_URL cannot be used. Allowed are redis://user:password@host:port/0, rediss://…"
@@ -96,7 +85,6 @@ _UNUSABLE = (
 
 Client = Any  # Redis | RedisCluster; their common interface has no type of its own
 Reply = Callable[[], Any]
-T = TypeVar("T")
 
 
 class OwnRedis(Redis):
@@ -173,22 +161,6 @@ def cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition(", with args beginning with")[0]
 
 
-def milliseconds(seconds: float) -> int:
-    """Return a duration as Redis takes it."""
-    return max(1, int(seconds * 1000))
-
-
-def slow_client(client: Client) -> Iterator[Finding]:
-    """Advise on a ready client that makes requests wait while Redis is away."""
-    options = client.get_connection_kwargs()
-    retries = getattr(options.get("retry"), "_retries", 0)
-    longest = max(options.get(name) or inf for name in ("socket_timeout", "socket_connect_timeout"))
-    if not isinstance(client, OwnRedis) and (retries or longest > SLOW_SECONDS):
-        text = f"while it is away, each request waits for its client: {longest} s, {retries} retries"
-        remedy = "give the client retry=Retry(NoBackoff(), 0), and time-outs of at most 0.2 s"
-        yield Finding("advice", "Redis client", text, remedy)
-
-
 class RedisLock(Lock):
     """The lock of one application."""
 
@@ -200,9 +172,8 @@ class RedisLock(Lock):
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        value, lasts = _value(claim), milliseconds(LOCK_SECONDS)
-        sent = self._send("EVAL", ACQUIRE, 1, self._name(claim.key), value, lasts)
-        match self._read(sent):
+        value, lasts = _value(claim), int(LOCK_SECONDS * 1000)
+        match self._ask("EVAL", ACQUIRE, 1, self._name(claim.key), value, lasts)():
             case [held, _] if held == value:  # also if it is from before, and the reply was lost
                 return Glance.MINE
             case [bytes(held), int(left)]:
@@ -214,7 +185,7 @@ class RedisLock(Lock):
 
     def release(self, claim: Claim) -> None:
         """Release the lock, if the value is still this claim's."""
-        self._read(self._send("EVAL", RELEASE, 1, self._name(claim.key), _value(claim)))
+        self._ask("EVAL", RELEASE, 1, self._name(claim.key), _value(claim))()
 
     def finish(self, claim: Claim) -> Callable[[], object]:
         """Leave the marker in place of whatever lock there is, even of somebody else's.
@@ -222,9 +193,8 @@ class RedisLock(Lock):
         Whoever finishes need not have the lock, and whoever has it can only find the response. A marker
         in the wrong place, such as that of a commit that failed, costs one look at the records.
         """
-        lasts = milliseconds(min(MARKER_SECONDS, claim.ttl_seconds))
-        sent = self._send("SET", self._name(claim.key), b"1:done", "PX", lasts)
-        return partial(self._read, sent)
+        lasts = int(min(MARKER_SECONDS, claim.ttl_seconds) * 1000) or 1
+        return self._ask("SET", self._name(claim.key), b"1:done", "PX", lasts)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Delete the markers and locks of some keys: of records that are erased. Never raises.
@@ -232,20 +202,17 @@ class RedisLock(Lock):
         If Redis fails, it forgets them by itself after :data:`MARKER_SECONDS`.
         """
         for key in keys:
-            self._read(self._send("DEL", self._name(key)))
+            self._ask("DEL", self._name(key))()
 
     def examine(self) -> Iterator[Finding]:
-        """Check that Redis is reachable, and that a lock can be taken and released.
+        """Check that a lock can be taken and released, and that nobody waits long for Redis.
 
         If not, that is advice: requests do without it, so nobody's start should fail for it.
         """
-        first = trial_claim()
-        second = replace(trial_claim(), key=first.key)
-        glances = [self.acquire(first), self.acquire(second)]
-        self.release(first)
-        glances.append(self.acquire(second))
-        self.release(second)
-        if [glance is Glance.MINE for glance in glances] == [True, False, True]:
+        claim = trial_claim()
+        glance = self.acquire(claim)
+        self.release(claim)
+        if glance is Glance.MINE and not self._skip_until:
             yield Finding("ok", "Redis", "the lock was taken and released")
         else:
             remedy = (
@@ -255,38 +222,45 @@ class RedisLock(Lock):
                 " reaches PostgreSQL"
             )
             yield Finding("advice", "Redis", f"the lock cannot be taken: {self._why}", remedy)
-        yield from slow_client(self._client)
+        options = self._client.get_connection_kwargs()
+        retries = getattr(options.get("retry"), "_retries", 0)
+        longest = max(options.get(name) or inf for name in ("socket_timeout", "socket_connect_timeout"))
+        if not isinstance(self._client, OwnRedis) and (retries or longest > SLOW_SECONDS):
+            text = (
+                f"while it is away, each request waits for its client: {longest} s, {retries} retries"
+            )
+            remedy = "give the client retry=Retry(NoBackoff(), 0), and time-outs of at most 0.2 s"
+            yield Finding("advice", "Redis client", text, remedy)
 
     def _name(self, key: bytes) -> str:
         return self._prefix + key.hex()
 
-    def _send(self, *command: Any) -> Reply | None:
-        """Send a command; None if that fails, or while Redis is left alone."""
-        if self._skip_until:
-            if (now := time.monotonic()) < self._skip_until:
-                return None
-            self._skip_until = now + PAUSE_SECONDS  # this request probes; all others still go without
-        return self._try(partial(send, self._client, *command))
+    def _ask(self, *command: Any) -> Reply:
+        """Send a command; what is returned reads the reply: None if Redis fails or is left alone."""
+        exchange = self._exchange(command)
+        next(exchange)
+        return partial(next, exchange, None)
 
-    def _read(self, reply: Reply | None) -> Any:
-        """Return the reply to what was sent; None if there is none."""
-        result = None if reply is None else self._try(reply)
-        if self._skip_until and result is not None:
-            self._skip_until = 0.0
-            log.info("Redis works again")
-        return result
-
-    def _try(self, act: Callable[[], T]) -> T | None:
-        """Return what ``act`` does. If it fails, begin a pause, and say so if Redis worked so far."""
+    def _exchange(self, command: tuple[Any, ...]) -> Iterator[Any]:
+        """Send a command; when asked again, yield its reply. If that fails, begin a pause."""
+        result, pause_ends, now = None, self._skip_until, time.monotonic()
         try:
-            return act()
+            if now >= pause_ends:
+                if pause_ends:  # this request probes; all others still go without
+                    self._skip_until = now + PAUSE_SECONDS
+                reply = send(self._client, *command)
+                yield None
+                result = reply()
+                if pause_ends:
+                    self._skip_until = 0.0
+                    log.info("Redis works again")
         except Exception as error:  # whatever goes wrong there, the records decide
             worked, self._skip_until = not self._skip_until, time.monotonic() + PAUSE_SECONDS
-            self._on_failure(error)
             self._why = cause(error)
             if worked:
                 log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, self._why)
-            return None
+            self._on_failure(error)
+        yield result
 
 
 def _value(claim: Claim) -> bytes:

@@ -23,20 +23,15 @@ def apart(engine: Engine) -> Engine:
     """
     own = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     _all.add(own)
-    _watch(ref(engine), own)
+    _dispose_with(ref(engine), own)
     return own
 
 
-def _watch(engine: ref[Engine], own: Engine) -> None:
-    """Dispose of ``own`` when the pool of ``engine`` is gone: disposing makes a new one."""
-    there = engine()
-    if there is not None:
-        finalize(there.pool, _gone, engine, own).atexit = False
-
-
-def _gone(engine: ref[Engine], own: Engine) -> None:
+def _dispose_with(engine: ref[Engine], own: Engine) -> None:
+    """Close what is idle in ``own``, and again whenever disposing of ``engine`` ends its pool."""
     own.dispose()
-    _watch(engine, own)
+    if (there := engine()) is not None:
+        finalize(there.pool, _dispose_with, engine, own).atexit = False
 
 
 def let_go() -> None:

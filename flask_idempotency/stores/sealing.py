@@ -9,15 +9,12 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flask_idempotency.core.errors import ConfigurationError, RecordBroken, SealBroken
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Sealer
 from flask_idempotency.core.records import SEALED, Claim, Record, StoredResponse
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _KEY_BYTES = 32
 _KEY_ID_BYTES = 8
@@ -26,7 +23,6 @@ _NONCE_BYTES = 12
 """The length GCM is made for. Random ones are safe for 2**32 encryptions under one key (NIST
 SP 800-38D section 8.3): rotate before that."""
 _HEADER_BYTES = len(SEALED) + _KEY_ID_BYTES
-_TAG_BYTES = 16
 
 
 class Sealed(Sealer):
@@ -36,8 +32,11 @@ class Sealed(Sealer):
         the records sealed under it have expired. Each is 32 bytes, or those in urlsafe base64.
     :param accept_unsealed: whether to open also what was stored without encryption. Then whoever can
         write to the store can forge responses.
-    :raises ConfigurationError: if a key is anything else, there is none, or ``cryptography`` is
-        not installed. No message holds a key.
+    :raises ConfigurationError: if a key is anything else, or ``cryptography`` is not installed. No
+        message holds a key.
+
+    What is sealed is bound to its record, and to what it is there: format byte, key id, nonce and
+    ciphertext, 37 bytes more than it was. The binding is not stored, but needed to open it.
     """
 
     def __init__(self, keys: Sequence[bytes | str], *, accept_unsealed: bool = False) -> None:
@@ -48,48 +47,10 @@ class Sealed(Sealer):
                 f"IDEMPOTENCY_ENCRYPTION_KEYS needs the package cryptography ({error}): "
                 "pip install 'flask-idempotency[encryption]'"
             ) from error
-        if isinstance(keys, str | bytes) or not keys:
-            raise ConfigurationError(
-                "IDEMPOTENCY_ENCRYPTION_KEYS must be a list of at least one key, newest first."
-            )
         secrets = [_secret(key, position) for position, key in enumerate(keys)]
-        self._ciphers: dict[bytes, AESGCM] = {_key_id(s): AESGCM(s) for s in secrets}
-        self._newest = _key_id(secrets[0])
-        self._fingerprint_keys = [(_key_id(s), _fingerprint_key(s)) for s in secrets]
+        self._ciphers: dict[bytes, Any] = {_key_id(secret): AESGCM(secret) for secret in secrets}
+        self._fingerprint_keys = [(_key_id(secret), _fingerprint_key(secret)) for secret in secrets]
         self.key_ids, self.accepts_unsealed = tuple(self._ciphers), accept_unsealed
-
-    def encrypt(self, plain: bytes, context: bytes) -> bytes:
-        """Encrypt under the newest key.
-
-        :param context: what the response belongs to, such as the hash of its key. It is not stored,
-            but needed to decrypt: a response moved to another row cannot be read.
-        :return: format byte, key id, nonce and ciphertext: 37 bytes more than ``plain``.
-        """
-        header, nonce = SEALED + self._newest, os.urandom(_NONCE_BYTES)
-        cipher = self._ciphers[self._newest]
-        return header + nonce + cipher.encrypt(nonce, plain, header + context)
-
-    def decrypt(self, sealed: bytes, context: bytes) -> bytes:
-        """Decrypt what :meth:`encrypt` made in the same context, whichever of the keys it used.
-
-        :raises RecordBroken: if it was changed, or belongs to another context.
-        :raises SealBroken: if its key is not (or no longer) among the keys.
-        """
-        from cryptography.exceptions import InvalidTag
-
-        header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
-        if not header.startswith(SEALED) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
-            raise RecordBroken
-        cipher = self._ciphers.get(header[len(SEALED) :])
-        if cipher is None:
-            raise SealBroken(
-                "The stored response is sealed under a key that is not in "
-                "IDEMPOTENCY_ENCRYPTION_KEYS: put that key back at the end of the list."
-            )
-        try:
-            return cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context)
-        except InvalidTag:
-            raise RecordBroken from None
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
         """See :class:`Sealer`: keyed, so that whoever reads it cannot guess at the request."""
@@ -100,7 +61,7 @@ class Sealed(Sealer):
         lines = json.dumps({"headers": response.headers, "kept": response.body is not None})
         plain = lines.encode() + b"\n" + (response.body or b"")
         context = _context(claim.key, claim.fingerprint, response.status)
-        return StoredResponse(response.status, None, self.encrypt(plain, context))
+        return StoredResponse(response.status, None, self._encrypt(plain, context))
 
     def open(self, response: StoredResponse, record: Record) -> StoredResponse:
         """See :class:`Sealer`."""
@@ -108,21 +69,42 @@ class Sealed(Sealer):
             self._check_accepted("response")
             return response
         context = _context(record.key, record.fingerprint, response.status)
-        lines, _, body = self.decrypt(response.body or b"", context).partition(b"\n")
+        lines, _, body = self._decrypt(response.body or b"", context).partition(b"\n")
         meta = json.loads(lines)
         headers = tuple((name, value) for name, value in meta["headers"])
         return StoredResponse(response.status, headers, body if meta["kept"] else None)
 
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
         """See :class:`Sealer`."""
-        return self.encrypt(plain, purpose.encode() + b" " + key)
+        return self._encrypt(plain, purpose.encode() + b" " + key)
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
         """See :class:`Sealer`."""
         if not stored.startswith(SEALED):
             self._check_accepted(purpose)
             return stored
-        return self.decrypt(stored, purpose.encode() + b" " + key)
+        return self._decrypt(stored, purpose.encode() + b" " + key)
+
+    def _encrypt(self, plain: bytes, context: bytes) -> bytes:
+        header, nonce = SEALED + self.key_ids[0], os.urandom(_NONCE_BYTES)
+        encrypted = self._ciphers[self.key_ids[0]].encrypt(nonce, plain, header + context)
+        return b"".join((header, nonce, encrypted))
+
+    def _decrypt(self, sealed: bytes, context: bytes) -> bytes:
+        """Open what any of the keys has sealed. Raises ``SealBroken`` if none has."""
+        from cryptography.exceptions import InvalidTag
+
+        header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
+        cipher = self._ciphers.get(header[len(SEALED) :])
+        if cipher is None:
+            raise SealBroken(
+                "The stored response is sealed under a key that is not in "
+                "IDEMPOTENCY_ENCRYPTION_KEYS: put that key back at the end of the list."
+            )
+        try:
+            return bytes(cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context))
+        except (InvalidTag, ValueError):  # it was changed, shortened, or is another record's
+            raise RecordBroken from None
 
     def _check_accepted(self, what: str) -> None:
         if not self.accepts_unsealed:

@@ -18,60 +18,64 @@ ROW, OTHER_ROW = b"row 1", b"row 2"
 sealer = Sealed([NEW])
 
 
+def seal(plain: bytes, key: bytes = ROW, by: Sealed = sealer) -> bytes:
+    return by.seal_bytes(plain, key, "step")
+
+
+def opened(sealed: bytes, key: bytes = ROW, by: Sealed = sealer) -> bytes:
+    return by.open_bytes(sealed, key, "step")
+
+
 @settings(deadline=None)
 @given(st.binary(), st.binary())
-def test_what_was_sealed_opens_in_its_context(plain: bytes, context: bytes) -> None:
-    sealed = sealer.encrypt(plain, context)
-    assert sealer.decrypt(sealed, context) == plain
+def test_what_was_sealed_opens_for_its_record(plain: bytes, key: bytes) -> None:
+    sealed = seal(plain, key)
+    assert opened(sealed, key) == plain
     assert len(sealed) == len(plain) + 37
 
 
-def test_neither_response_nor_context_nor_key_can_be_read_in_what_is_sealed() -> None:
-    sealed = sealer.encrypt(b"4111 1111", ROW)
+def test_neither_response_nor_record_nor_key_can_be_read_in_what_is_sealed() -> None:
+    sealed = seal(b"4111 1111")
     assert not any(secret in sealed for secret in (b"4111", ROW, NEW[:4]))
 
 
 def test_every_flipped_bit_is_refused() -> None:
-    sealed = sealer.encrypt(b"answer", ROW)
+    sealed = seal(b"answer")
     for position in range(len(sealed) * 8):
         flipped = bytearray(sealed)
         flipped[position // 8] ^= 1 << position % 8
         with pytest.raises(RecordBroken):
-            sealer.decrypt(bytes(flipped), ROW)
+            opened(bytes(flipped))
 
 
 def test_every_shortened_or_lengthened_seal_is_refused() -> None:
-    sealed = sealer.encrypt(b"answer", ROW)
+    sealed = seal(b"answer")
     for changed in (*(sealed[:length] for length in range(len(sealed))), sealed + b"\0", b"answer"):
         with pytest.raises(RecordBroken):
-            sealer.decrypt(changed, ROW)
+            opened(changed)
 
 
-def test_a_response_moved_to_another_row_stays_shut() -> None:
+def test_what_was_moved_to_another_row_or_purpose_stays_shut() -> None:
     with pytest.raises(RecordBroken):
-        sealer.decrypt(sealer.encrypt(b"answer", ROW), OTHER_ROW)
-
-
-def test_a_context_cannot_borrow_from_the_header() -> None:
-    sealed = sealer.encrypt(b"answer", b"")
+        opened(seal(b"answer"), OTHER_ROW)
     with pytest.raises(RecordBroken):
-        sealer.decrypt(sealed[:8] + sealed[9:], sealed[8:9])
+        sealer.open_bytes(seal(b"answer"), ROW, "mail")
 
 
 def test_the_same_response_is_never_sealed_alike() -> None:
-    nonces = {sealer.encrypt(b"answer", ROW)[9:21] for _ in range(100)}
+    nonces = {seal(b"answer")[9:21] for _ in range(100)}
     assert len(nonces) == 100
 
 
 def test_the_newest_key_seals_and_older_ones_still_open() -> None:
     before, rotated = Sealed([OLD]), Sealed([NEW, OLD])
-    assert rotated.decrypt(before.encrypt(b"old", ROW), ROW) == b"old"
-    assert sealer.decrypt(rotated.encrypt(b"new", ROW), ROW) == b"new"
+    assert opened(seal(b"old", by=before), by=rotated) == b"old"
+    assert opened(seal(b"new", by=rotated)) == b"new"
 
 
 def test_a_response_under_a_key_taken_out_says_which_setting_to_mend() -> None:
     with pytest.raises(SealBroken, match="IDEMPOTENCY_ENCRYPTION_KEYS: put that key back"):
-        sealer.decrypt(Sealed([OLD]).encrypt(b"answer", ROW), ROW)
+        opened(seal(b"answer", by=Sealed([OLD])))
 
 
 @pytest.mark.parametrize(
@@ -83,12 +87,12 @@ def test_a_response_under_a_key_taken_out_says_which_setting_to_mend() -> None:
     ],
 )
 def test_a_key_may_be_in_urlsafe_base64(key: str | bytes) -> None:
-    assert Sealed([key]).decrypt(sealer.encrypt(b"answer", ROW), ROW) == b"answer"
+    assert opened(seal(b"answer"), by=Sealed([key])) == b"answer"
 
 
 def test_a_key_made_as_the_message_says_is_accepted() -> None:
     fresh = Sealed([secrets.token_urlsafe(32)])
-    assert fresh.decrypt(fresh.encrypt(b"answer", ROW), ROW) == b"answer"
+    assert opened(seal(b"answer", by=fresh), by=fresh) == b"answer"
 
 
 @pytest.mark.parametrize(
@@ -114,12 +118,6 @@ def test_anything_else_is_refused_by_its_position_and_never_shown(key: Any) -> N
         Sealed([OLD, key])
     assert it.value.detail.startswith("IDEMPOTENCY_ENCRYPTION_KEYS[1] is not a key.")
     assert not key or str(key) not in it.value.detail
-
-
-@pytest.mark.parametrize("keys", [[], (), "A" * 43, b"n" * 32])
-def test_the_keys_must_be_a_list_of_at_least_one(keys: Any) -> None:
-    with pytest.raises(ConfigurationError, match="a list of at least one key"):
-        Sealed(keys)
 
 
 def test_without_cryptography_the_message_says_what_to_install(
