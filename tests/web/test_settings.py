@@ -102,6 +102,10 @@ WRONG_SECRETS = {
             "rediss://:canary@nowhere.invalid/0?ssl_cert_reqs=canary",
             "redis://:canary@nowhere.invalid/0?protocol=7",
             "redis://:canary@nowhere.invalid:port/0",
+            "redis://:p@canary#word@127.0.0.1:6379/0",
+            "redis://canary:12345?a=rest@host/0",
+            "redis://canary:12345/rest@host/0",
+            "unix://canary:12345/x@/run/redis.sock",
         ],
     },
     "ENCRYPTION_KEYS": {
