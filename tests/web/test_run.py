@@ -184,7 +184,7 @@ def test_a_function_whose_name_depends_on_the_process_needs_a_name(world, module
     ("arguments", "error", "said"),
     [
         ({"scope": ...}, ConfigurationError, "needs scope="),
-        ({"scope": ""}, ScopeUnknown, "empty"),
+        ({"scope": ""}, ScopeUnknown, "a known account"),
         ({"required": False}, ConfigurationError, "required is not an option; there are: ttl"),
         ({"payload": object()}, ConfigurationError, "payload"),
         ({"lease": 5}, ConfigurationError, "atomic=False"),
