@@ -101,10 +101,13 @@ def is_stored_by_default(status: int, atomic: bool = True) -> bool:
 def storable(headers: Iterable[tuple[str, str]]) -> Headers:
     """The headers that may be stored, and that may be sent if somebody else stored them.
 
-    All but :data:`NEVER_STORED`, and what no HTTP message can carry.
+    All but :data:`NEVER_STORED`, what ``Connection`` names (also hop by hop), and what no HTTP message
+    can carry.
     """
-    lines = []
+    lines, never = [], NEVER_STORED
     for name, value in headers:
-        if name.lower() not in NEVER_STORED and _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+        if name.lower() == "connection":
+            never = never.union(map(str.strip, value.lower().split(",")))
+        elif _NAME.fullmatch(name) and _VALUE.fullmatch(value):
             lines.append((name, value))
-    return tuple(lines)
+    return tuple([line for line in lines if line[0].lower() not in never])

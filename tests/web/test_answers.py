@@ -78,7 +78,8 @@ def test_a_replay_is_the_first_response_byte_for_byte(world, assert_replayed, ki
 NEVER_REPLAYED = {
     "Date": "Thu, 01 Jan 1970 00:00:00 GMT",
     "Server": "somebody",
-    "Connection": "close",
+    "Connection": "close, x-Of-This-Hop",
+    "X-Of-This-Hop": "1",
     "Keep-Alive": "timeout=5",
     "Proxy-Authenticate": "Basic",
     "TE": "trailers",
