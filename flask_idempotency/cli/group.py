@@ -12,7 +12,6 @@ from flask.cli import AppGroup
 
 from flask_idempotency.core.errors import IdempotencyError
 from flask_idempotency.operate.words import as_utc, explain, printable
-from flask_idempotency.stores.admin import NothingToDo
 
 _JSON = "flask_idempotency.json"
 
@@ -23,8 +22,6 @@ class _Group(AppGroup):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except NothingToDo as note:
-            write(note.detail)
         except IdempotencyError as error:
             raise click.ClickException(printable(explain(error))) from error
 

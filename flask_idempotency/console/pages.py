@@ -73,8 +73,7 @@ def overview() -> Response:
     return page(
         "overview.html",
         glance=store.overview(),
-        interrupted=store.leased("interrupted", FEW),
-        running=store.leased("in_progress", FEW),
+        interrupted=store.lines(FEW, state="interrupted"),
         operations=operations(state),
         redis=next(state.lock.examine(), None),
     )

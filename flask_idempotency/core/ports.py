@@ -116,7 +116,7 @@ class Records(Protocol):
         """
 
     def admin(self) -> Any:
-        """Return the operator's side, a :class:`flask_idempotency.stores.admin.Admin`."""
+        """Return the operator's side: see :mod:`flask_idempotency.stores.admin`."""
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Return when the transaction that holds the record has ended, or after ``seconds``.

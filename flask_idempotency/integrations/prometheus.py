@@ -184,8 +184,9 @@ def _families(found: Any) -> Iterator[Metric]:
     """Yield the series about the records, from an ``Overview`` of the store."""
     what = "Records; in a large table, estimated"
     records = GaugeMetricFamily("idempotency_records", what, labels=("operation", "state"))
-    for tally in found.tallies:
-        records.add_metric((tally.operation, tally.state), tally.count)
+    for operation, counts in found.counts.items():
+        for state, count in counts.items():
+            records.add_metric((operation, state), count)
     yield records
     interrupted = _age(found.interrupted, found.interrupted_seconds)
     expired = _age(found.expired, found.expired_seconds)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, Problem
-from flask_idempotency.core.records import SEALED
+from sqlalchemy.exc import SQLAlchemyError
+
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
+from flask_idempotency.core.records import SEALED, Record, StoredResponse
 from flask_idempotency.session.joining import joining_session
 from flask_idempotency.session.operation import OpenTransaction, Operation
 from flask_idempotency.stores.admin import TRIAL, Finding, finding, reason, trial_claim
@@ -77,20 +79,27 @@ def _examine_keys(state: AppState) -> Iterator[Finding]:
 
 
 def _examine_claim(state: AppState) -> Iterator[Finding]:
-    """Claim, and join a session of the application to the claim's transaction, as a view's is."""
-    store, subject = admin(state), "claim"
+    """Claim, join a session of the application to the transaction, complete and delete: as a view's."""
+    store, claim, subject = admin(state), trial_claim(), "claim"
     try:
-        with store.trial() as hold:
-            if hold is None:
-                yield Finding("ok", subject, "a record was claimed")
-                return
-            yield Finding("ok", subject, "a record was claimed and its row locked")
-            subject = "db.session"
-            yield _examine_session(state, hold)
-            subject = "deletion"
+        hold = state.records.claim(claim)
+        if hold is None or isinstance(hold, Record):
+            raise StoreUnavailable
+        try:
+            if state.records.atomic:
+                subject = "db.session"
+                yield _examine_session(state, hold)
+            subject = "claim"
+            hold.complete(StoredResponse(204, (), b""))
+        finally:
+            hold.abandon()
+        yield Finding("ok", subject, "a record was claimed and completed")
+    except (IdempotencyError, SQLAlchemyError) as error:
+        yield Finding("FAILED", subject, explain(error), store.remedy)
+    try:
+        store.erase([claim.key])
     except IdempotencyError as error:
-        remedy = store.remedy if isinstance(error, Problem) else ""
-        yield Finding("FAILED", subject, explain(error), remedy)
+        yield Finding("FAILED", "deletion", explain(error))
 
 
 def _examine_session(state: AppState, hold: Any) -> Finding:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import getpass
 import hashlib
 import logging
-import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Response
@@ -25,7 +24,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Sealer
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.storable import storable
-from flask_idempotency.stores.admin import AuditEntry, Line, Verdict
+from flask_idempotency.stores.admin import AuditEntry, Line
 from flask_idempotency.web.response import capture, problem_response
 from flask_idempotency.web.routes import AppState, protected_routes
 
@@ -152,20 +151,18 @@ def settle(
     if act == "fail":
         problem = OperationFailed("The operation was interrupted, and will not be run again.")
         response = problem_response(state, problem)
-    store, shown, anew = admin(state), seen.key[:SHOWN], act == "release" and not_done
-    key = seen.hash
+    key, shown, anew = seen.hash, seen.key[:SHOWN], act == "release" and not_done
     record = None if anew else state.records.look(key)
     if record is None and not anew:
         raise UnknownRecord(f"{shown} has just been deleted")
     if act == "release" and record is not None and (why_not := too_old(state, seen, record)):
         raise Mistake("not_done", why_not)
-    owner, entry = secrets.token_urlsafe(16), operator.note(ACTS[act][0], why)
-    verdict = Verdict(key, owner, state.settings.ttl, entry, seen.version, anew=anew)
+    entry, ttl, stored = operator.note(ACTS[act][0], why), state.settings.ttl, None
     if response is not None and record is not None:  # sealed for the record as it is now
         check_sealer(state, record)
-        claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl)
-        verdict = replace(verdict, response=state.sealer.seal(capture(response, state.settings), claim))
-    if not store.settle(verdict):
+        claim = Claim(key, record.name, record.fingerprint, record.owner, ttl)
+        stored = state.sealer.seal(capture(response, state.settings), claim)
+    if not admin(state).settle(seen, entry, ttl, stored, anew=anew):
         now = find(state, seen.key)
         if now.version != seen.version:
             raise _overtaken(now)

@@ -44,8 +44,8 @@ def erasable(state: AppState, sought: Sought) -> Erasable:
         left = Counter(interrupted=len(lines) - len(batches))
         return Erasable([*batches], sought.operation, left, [*lines.values()])
     found = [store.belonging(tail, sought.operation) for tail in scope_tails(sought.scope or "")]
-    keys = [key for each in found for key in each.keys]
-    left = sum((Counter(each.left) for each in found), Counter[str]())
+    keys = [key for each, _ in found for key in each]
+    left = sum((left for _, left in found), Counter[str]())
     left["interrupted"] += left.pop("failed", 0)  # what waits needs a decision
     batched = [(keys[start : start + BATCH], None) for start in range(0, len(keys), BATCH)]
     return Erasable([*batched], sought.operation, left)

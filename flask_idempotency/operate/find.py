@@ -6,22 +6,26 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from flask_idempotency.core.errors import KeyMalformed, UnknownRecord
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.core.records import State
-from flask_idempotency.stores.admin import Admin, Line
+from flask_idempotency.stores.admin import Line
 from flask_idempotency.web.routes import AppState, protected_routes
 from flask_idempotency.web.settings import NAMES, is_name
+
+if TYPE_CHECKING:
+    from flask_idempotency.stores.sql_admin import SqlAdmin
 
 STATES = (*(state.value for state in State), "interrupted", "released", "observed")
 
 
-def admin(state: AppState) -> Admin:
-    """Return the operator's side of the application's store."""
-    store: Admin = state.records.admin()
-    return store
+def admin(state: AppState) -> SqlAdmin:
+    """Return the operator's side of the application's store: that of Redis has the same methods."""
+    return state.records.admin()  # type: ignore[no-any-return]
 
 
 def find(state: AppState, digits: str) -> Line:
@@ -35,7 +39,7 @@ def find(state: AppState, digits: str) -> Line:
             " client's key; to find the digits of a key, run"
             " `flask idempotency list --key KEY --operation NAME --scope SCOPE`"
         )
-    found = admin(state).starting(bytes.fromhex(digits))
+    found = admin(state).lines(2, start=bytes.fromhex(digits))
     if len(found) != 1:
         text = f"there is {'more than one' if found else 'no'} record whose digits are {digits.lower()}"
         longer = ": give all 16 digits, such as " + " or ".join(sorted(line.key for line in found))
@@ -71,12 +75,10 @@ class Sought:
             found = [line for line in self.by_key(state).values() if in_state in (None, line.state)]
         elif self.key is not None or self.namespace is not None:
             raise UnknownRecord("a record is found by its key and operation, with their scope")
-        elif self.scope is None:
-            return store.newest(self.operation, in_state, limit)
         else:
-            tails = scope_tails(self.scope)
-            each = (store.newest(self.operation, in_state, limit, tail) for tail in tails)
-            found = [line for lines in each for line in lines]
+            tails = [b""] if self.scope is None else scope_tails(self.scope)
+            lines = partial(store.lines, limit, name=self.operation, state=in_state)
+            found = [line for tail in tails for line in lines(tail=tail)]
         return sorted(found, key=lambda line: str(line.created), reverse=True)[:limit]
 
     def by_key(self, state: AppState) -> dict[bytes, Line]:
@@ -91,7 +93,7 @@ class Sought:
             for whose in _scopes(self.scope)
             for text in _keys(self.key or "")
         ]
-        return {each: line for each in hashes for line in store.starting(each)}
+        return {each: line for each in hashes for line in store.lines(1, start=each)}
 
     def nothing_found(self, state: AppState) -> str:
         """Return the sentence for no record at all, with what may be wrong; it repeats no key."""

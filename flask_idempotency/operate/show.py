@@ -9,7 +9,7 @@ from typing import Any
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN, derive_key
 from flask_idempotency.core.records import Record
-from flask_idempotency.stores.admin import AuditEntry, Line
+from flask_idempotency.stores.admin import AuditEntry, Line, read_time
 from flask_idempotency.web.routes import AppState
 from flask_idempotency.web.steps import purpose
 
@@ -43,20 +43,20 @@ class Found:
 def look_into(state: AppState, line: Line, names: Iterable[str] = ()) -> Found:
     """Read what belongs to a record, and what ``derive_key`` gives its view for these names."""
     store, key = admin(state), line.hash
-    broken, steps = "", list[dict[str, Any]]()
-    for step in store.steps(key):
+    broken, steps, (finished, audit) = "", list[dict[str, Any]](), store.notes(key)
+    for name, step in sorted(finished.items(), key=lambda each: each[1].at):
         result = None
         try:
             if step.result is not None:
-                opened = state.sealer.open_bytes(step.result, key, purpose(step.name))
+                opened = state.sealer.open_bytes(step.result, key, purpose(name))
                 result = opened.decode(errors="backslashreplace")
         except RecordBroken as error:
             broken = error.detail
-        whole = {**asdict(step), "derived_key": derive_key(key, step.name)}
-        del whole["result"]  # it stands at the end
-        steps.append({**whole, "result": result})
+        row = {"name": name, "attempt": step.attempt, "bytes": len(step.result or b"")}
+        row |= {"finished": read_time(step.at), "derived_key": derive_key(key, name)}
+        steps.append(row | {"result": result})
     derived = [{"name": name, "derived_key": derive_key(key, name)} for name in names]
-    unreadable, audit, may = "", store.audit(key), acts(line)
+    unreadable, may = "", acts(line)
     try:
         record = state.engine.look(key)
         if record is not None:

@@ -37,9 +37,10 @@ def records(count: int) -> str:
     return "1 record" if count == 1 else f"{count:,} records"
 
 
-def explain(error: IdempotencyError) -> str:
+def explain(error: Exception) -> str:
     """Explain an error in the driver's words, where a client only reads to try again."""
-    return reason(error) if isinstance(error, Problem) else error.detail
+    is_mistake = isinstance(error, IdempotencyError) and not isinstance(error, Problem)
+    return str(error) if is_mistake else reason(error)
 
 
 def printable(text: str) -> str:

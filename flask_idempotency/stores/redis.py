@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from heapq import nlargest, nsmallest
+from heapq import nlargest
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -37,6 +37,7 @@ from flask_idempotency.core.records import (
     Record,
     State,
     StoredResponse,
+    StoredStep,
     legible,
     step_values,
     steps_of,
@@ -331,36 +332,31 @@ class RedisAdmin:
 
     def overview(self) -> admin.Overview:
         """Count what there is: as Redis has no table, this reads every record."""
-        seen = [(line, stored.ago("created") or 0.0) for line, stored in self._seen()]
-        counts = Counter((line.operation, line.state) for line, _ in seen)
-        tallies = [admin.Tally(*group, count) for group, count in sorted(counts.items())]
-        running = [(line, age) for line, age in seen if line.state == "in_progress"]
-        waiting = [age for line, age in seen if line.waits]
-        again = [age for line, age in running if line.attempt > admin.USUAL]
-        longest = max(waiting + again, default=None)
-        return admin.Overview(tallies, False, len(running), len(waiting), longest, 0, None)
+        counts, waiting = defaultdict[str, Counter[str]](Counter), list[float]()
+        for line, stored in self._seen():
+            counts[line.operation][line.state] += 1
+            if line.waits:
+                waiting.append(stored.ago("created") or 0.0)
+        return admin.Overview(counts, False, len(waiting), max(waiting, default=None), 0, None)
 
-    def newest(
-        self, name: str | None, state: str | None, limit: int, tail: bytes = b""
+    def lines(
+        self,
+        limit: int,
+        *,
+        start: bytes = b"",
+        tail: bytes = b"",
+        name: str | None = None,
+        state: str | None = None,
     ) -> list[admin.Line]:
         """Return the newest records."""
-        lines = (line for line, _ in self._seen(end=tail) if name in (None, line.operation))
+        lines = (line for line, _ in self._seen(start, tail) if name in (None, line.operation))
         fitting = (line for line in lines if state in (None, line.state))
         return nlargest(limit, fitting, key=attrgetter("created"))
 
-    def leased(self, state: str, limit: int) -> list[admin.Line]:
-        """Return the oldest records with a lease."""
-        fitting = (line for line, _ in self._seen() if line.state == state)
-        return nsmallest(limit, fitting, key=attrgetter("created"))
-
-    def starting(self, start: bytes) -> list[admin.Line]:
-        """Return the records whose key's hash starts so."""
-        return [line for line, _ in islice(self._seen(start), 2)]
-
-    def steps(self, start: bytes) -> list[admin.StepLine]:
-        """Return the finished steps."""
-        stored = [json.dumps(each.fields["steps"]) for _, each in self._seen(start)]
-        return [line for text in stored for line in admin.step_lines(text)]
+    def notes(self, key: bytes) -> tuple[dict[str, StoredStep], list[admin.AuditEntry]]:
+        """Return the finished steps, and what operators did: a deleted record has none."""
+        fields = self._records.read(key).fields or {"steps": {}, "audit": []}
+        return steps_of(json.dumps(fields["steps"])), admin.read_audit(json.dumps(fields["audit"]))
 
     def sealings(self) -> Counter[bytes | None]:
         """Count what is encrypted, by the key, and what is not."""
@@ -372,11 +368,6 @@ class RedisAdmin:
             found.update(each if each.startswith(SEALED) else None for each in prefixes)
         return found
 
-    def audit(self, start: bytes) -> list[admin.AuditEntry]:
-        """Return what operators did: an expired record has been deleted with its own."""
-        noted = [json.dumps(each.fields["audit"]) for _, each in self._seen(start)]
-        return [entry for text in noted for entry in admin.read_audit(text)]
-
     def note(self, key: bytes, entry: admin.AuditEntry) -> bool:
         """Note what an operator did."""
 
@@ -386,33 +377,41 @@ class RedisAdmin:
 
         return self._records.change(key, noted)
 
-    def settle(self, verdict: admin.Verdict) -> bool:
+    def settle(
+        self,
+        seen: admin.Line,
+        entry: admin.AuditEntry,
+        ttl_seconds: float,
+        response: StoredResponse | None = None,
+        *,
+        anew: bool = False,
+    ) -> bool:
         """End it as an operator decided."""
 
-        def decided(seen: Stored) -> Stored | None:
-            line = seen.line() if seen.fields else None
-            if line is None or line.version != verdict.seen or line.state not in admin.WAITING:
+        def decided(found: Stored) -> Stored | None:
+            line = found.line() if found.fields else None
+            if line is None or line.version != seen.version or line.state not in admin.WAITING:
                 return None
             fields: dict[str, Any] = {
                 **_EMPTY,
-                "state": verdict.state.value,
-                "owner": verdict.owner,
-                "created": seen.now if verdict.anew else seen.fields["created"],
+                "state": State.IN_PROGRESS.value,
+                "owner": secrets.token_urlsafe(16),
+                "created": found.now if anew else found.fields["created"],
                 "released_attempt": line.attempt,
-                "audit": _audit(seen, verdict.entry),
+                "audit": _audit(found, entry),
             }
-            if verdict.response is None:
-                return seen.changed(**fields | {"lease": seen.now, "released": seen.now})
-            fields["expires"] = max(seen.fields["expires"] or 0, seen.now + verdict.ttl_seconds)
-            return _answered(seen, verdict.response, **fields)
+            if response is None:
+                return found.changed(**fields | {"lease": found.now, "released": found.now})
+            fields["expires"] = max(found.fields["expires"] or 0, found.now + ttl_seconds)
+            return _answered(found, response, **fields)
 
-        return self._records.change(verdict.key, decided)
+        return self._records.change(seen.hash, decided)
 
-    def belonging(self, tail: bytes, name: str | None) -> admin.Belongings:
+    def belonging(self, tail: bytes, name: str | None) -> tuple[list[bytes], Counter[str]]:
         """Return the records of a scope."""
         seen = [each for each in self._seen(end=tail) if name in (None, each[0].operation)]
         left = Counter(line.state for line, _ in seen if not _is_free(line))
-        return admin.Belongings([each.key for line, each in seen if _is_free(line)], dict(left))
+        return [each.key for line, each in seen if _is_free(line)], left
 
     def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what has no lease."""
@@ -425,12 +424,12 @@ class RedisAdmin:
         return sum(self._records.change(key, gone) for key in keys)
 
     def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
-        """Say that Redis does it."""
-        raise admin.NothingToDo("Redis deletes expired records by itself: there is nothing to purge")
+        """Delete nothing: Redis deletes expired records by itself."""
+        return iter(())
 
     def create(self) -> list[str]:
-        """Say that there is nothing."""
-        raise admin.NothingToDo("the records are in Redis: there is no table to create")
+        """Create nothing: there is no table."""
+        return []
 
     def examine(self) -> Iterator[admin.Finding]:
         """Check that Redis is there, and what it forgets."""
@@ -451,13 +450,6 @@ class RedisAdmin:
             bad = "a crash loses the records since the last snapshot, and their retries run again"
             good = disk.get("aof_enabled") != 0
             yield admin.finding(good, "persistence", "appendonly", bad, "set appendonly yes", "advice")
-
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Claim a record, and delete it at the end."""
-        forget = lambda claim: self._records.change(claim.key, _gone)  # noqa: E731
-        with admin.trying(self._records, forget):
-            yield None
 
     def _keys(self, start: bytes = b"", end: bytes = b"") -> Iterator[bytes]:
         """Yield the keys that start and end so. Raises ``StoreUnavailable``."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
 from flask_idempotency.core.records import OBSERVED, SEALED_TEXT
 
-from .admin import CAPPED, USUAL
+from .admin import CAPPED
 
 VERSION = "owner || ' ' || state || ' ' || coalesce(CAST(lease_expires_at AS text), '')"
 """What an operator has seen: any attempt, lease, end or decision makes another one."""
@@ -37,7 +36,8 @@ class Dialect:
     for the later of two times. ``text`` is a time as text, in UTC. ``result`` is that of a ``step`` of
     the column ``steps``; ``with_step`` and ``with_entry`` are the columns ``steps`` and ``audit`` with
     one more in them. ``skip`` passes by rows that others hold, and ``durably`` makes a commit wait for
-    the disk. For an overview ``bounded`` limits the time, and ``sample`` what is read.
+    the disk. For an overview ``bounded`` limits the time; ``percent`` of the table are read, by
+    ``sample``.
     """
 
     now: str
@@ -52,6 +52,7 @@ class Dialect:
     skip: str = ""
     durably: str = ""
     bounded: str = ""
+    percent: str = "100"
     sample: str = ""
 
 
@@ -159,49 +160,53 @@ ON CONFLICT (key) DO NOTHING"""
        WHEN lease_expires_at <= {now} THEN 'interrupted'
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
        ELSE state END"""
-        group = f"CAST(name AS text), CAST({state} AS text)"
-        line = f"""SELECT key, {group}, attempt, status, length(body),
-       {dialect.text.format("created_at")},
-       CASE WHEN state <> 'in_progress' THEN {dialect.text.format("completed_at")} END,
-       CASE WHEN lease_expires_at IS NULL THEN {dialect.text.format("expires_at")} END, {expired},
-       {VERSION}
-  FROM"""
-        of_scope = f"substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s"
+        group = f"CAST(name AS text) AS name, CAST({state} AS text) AS state"
+        # Each key ends with its scope; an empty tail fits them all.
+        of_scope = "substr(key, length(key) + 1 - length(%(tail)s)) = %(tail)s"
         named = "(CAST(%(name)s AS text) IS NULL OR name = %(name)s)"
-        starting = "key BETWEEN %(low)s AND %(high)s"
 
         # Sorted inside, so that texts are made of a few records only. The last condition says nothing
         # new, but it shows the planner that interrupted ones are in the partial index.
-        self.newest = f"""{line} (SELECT * FROM {{table}}
- WHERE (%(every_scope)s OR {of_scope}) AND {named}
+        self.lines = f"""SELECT key, {group}, CAST(attempt AS integer), CAST(status AS integer),
+       length(body), {dialect.text.format("created_at")},
+       CASE WHEN state <> 'in_progress' THEN {dialect.text.format("completed_at")} END,
+       CASE WHEN lease_expires_at IS NULL THEN {dialect.text.format("expires_at")} END, {expired},
+       {VERSION}
+  FROM (SELECT * FROM {{table}}
+ WHERE key BETWEEN %(low)s AND %(high)s AND {of_scope} AND {named}
    AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
    AND (coalesce(%(state)s, '') <> 'interrupted' OR lease_expires_at <= (SELECT {now}))
  ORDER BY created_at DESC LIMIT %(limit)s) AS newest ORDER BY created_at DESC"""
-        self.leased = f"""{line} (SELECT * FROM {{table}}
- WHERE lease_expires_at IS NOT NULL AND {state} = %(state)s
- ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at"""
-        self.starting = f"{line} {{table}} WHERE {starting} LIMIT 2"
-        self.notes = f"""SELECT CAST(steps AS text), CAST(audit AS text)
-  FROM {{table}} WHERE {starting} LIMIT 1"""
+        self.notes = """SELECT CAST(steps AS text), CAST(audit AS text)
+  FROM {table} WHERE key = %(key)s"""
 
         # Those with a lease are few, and those that matter: counted, never estimated.
-        self.tally = f"""{dialect.bounded}SELECT {group}, count(*) FROM {{table}} {dialect.sample}
- WHERE lease_expires_at IS NULL GROUP BY 1, 2"""
-        self.leases = f"""{dialect.bounded}SELECT {group}, attempt > {USUAL}, count(*),
-       {dialect.oldest.format("created_at")}
-  FROM (SELECT * FROM {{table}} WHERE lease_expires_at IS NOT NULL
-         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2, 3"""
-        self.waiting = f"""{dialect.bounded}SELECT count(*), {dialect.oldest.format("expires_at")}
-  FROM (SELECT expires_at FROM {{table}}
-         WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
-         ORDER BY expires_at LIMIT {CAPPED}) AS expired"""
+        self.overview = f"""{dialect.bounded}WITH sample AS (SELECT {dialect.percent} AS percent),
+     leased AS (SELECT {group}, created_at FROM {{table}} WHERE lease_expires_at IS NOT NULL
+                 ORDER BY lease_expires_at LIMIT {CAPPED}),
+     expired AS (SELECT expires_at FROM {{table}}
+                  WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
+                  ORDER BY expires_at LIMIT {CAPPED})
+SELECT CASE WHEN (SELECT percent FROM sample) < 100 THEN 'estimated' ELSE 'counted' END, {group},
+       CAST(count(*) * 100 / (SELECT percent FROM sample) AS bigint), 0
+  FROM {{table}} {dialect.sample} WHERE lease_expires_at IS NULL GROUP BY 2, 3
+ UNION ALL SELECT 'counted', name, state, count(*), 0 FROM leased GROUP BY 2, 3
+ UNION ALL SELECT 'waiting', NULL, NULL, count(*), {dialect.oldest.format("created_at")}
+  FROM leased WHERE state IN ('interrupted', 'failed')
+ UNION ALL SELECT 'expired', NULL, NULL, count(*), {dialect.oldest.format("expires_at")}
+  FROM expired"""
 
         # How many responses and steps that a retry may need are encrypted under which key: the first
         # bytes name it, and nine of them are twelve characters of base64.
-        self.sealed_responses = f"""SELECT CASE WHEN headers IS NULL THEN substr(body, 1, 9) END,
-       count(*) FROM {{table}} WHERE status IS NOT NULL AND NOT {expired} GROUP BY 1"""
-        self.sealed_steps = f"""SELECT substr({dialect.result}, 1, {len(SEALED_TEXT) + 12}), count(*)
-  FROM {{table}}, json_each(steps) AS step WHERE NOT {expired} GROUP BY 1"""
+        self.sealed = f"""SELECT CASE WHEN headers IS NULL THEN substr(body, 1, 9) END, NULL, count(*)
+  FROM {{table}} WHERE status IS NOT NULL AND NOT {expired} GROUP BY 1
+ UNION ALL SELECT NULL, substr({dialect.result}, 1, {len(SEALED_TEXT) + 12}), count(*)
+  FROM {{table}}, json_each(steps) AS step WHERE NOT {expired} GROUP BY 2"""
+
+        # Of a scope: the keys of what may be erased, and the rest by state.
+        self.belonging = f"""SELECT CASE WHEN {NO_LEASE} THEN key END,
+       CASE WHEN NOT {NO_LEASE} THEN {state} END, count(*)
+  FROM {{table}} WHERE {of_scope} AND {named} GROUP BY 1, 2"""
 
         # What an operator decides waits for the disk. Another owner: whoever held the record before
         # writes nothing more. The retention begins again, and so does the count of attempts. What is
@@ -218,10 +223,6 @@ ON CONFLICT (key) DO NOTHING"""
        audit = {dialect.with_entry}
  WHERE key = (SELECT key FROM {{table}}
    WHERE key = %(key)s AND {VERSION} = %(seen)s AND {state} IN ('interrupted', 'failed'){skip})"""
-
-        self.belonging = f"SELECT key FROM {{table}} WHERE {of_scope} AND {named} AND {NO_LEASE}"
-        self.left = f"""SELECT {state}, count(*) FROM {{table}}
- WHERE {of_scope} AND {named} AND NOT {NO_LEASE} GROUP BY 1"""
 
         # PostgreSQL has its own for many at a time.
         self.erase = f"""DELETE FROM {{table}}

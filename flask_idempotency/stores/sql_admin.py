@@ -1,222 +1,225 @@
-"""What the commands do with a table of records, in PostgreSQL and in SQLite.
+"""What an operator does with a table of records, in PostgreSQL and in SQLite.
 
 Each method is a few statements outside any request, on connections of the application's own pool.
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import time
 from base64 import b64decode
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
-from random import choice
-from typing import Any, Literal, cast
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, Index, Inspector, QueuePool, exc, inspect, text
+from sqlalchemy import Connection, Index, Inspector, exc, inspect, text
 from sqlalchemy.schema import CreateIndex
 
-from flask_idempotency.core.errors import (
-    ConfigurationError,
-    IdempotencyError,
-    NotAtomic,
-    StoreUnavailable,
-    sqlstate,
-)
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.records import SEALED_TEXT, Claim
+from flask_idempotency.core.records import SEALED_TEXT, State, StoredResponse, StoredStep, steps_of
 
-from .admin import (
-    ADD,
-    LOCKED,
-    REBUILD,
-    UNLOCK,
-    WAITING,
-    AuditEntry,
-    Belongings,
-    Finding,
-    Line,
-    Overview,
-    StepLine,
-    Tally,
-    Time,
-    Verdict,
-    finding,
-    original,
-    read_audit,
-    read_time,
-    reason,
-    remedy_of,
-    step_lines,
-    trying,
-)
+from .admin import AuditEntry, Finding, Line, Overview, finding, read_audit, read_time, reason
 from .postgres import statements
-from .postgres.failures import LOCK_NOT_AVAILABLE, NO_RIGHT, QUERY_CANCELED, store_error
-from .table import FILLFACTOR
+from .postgres.failures import LOCK_NOT_AVAILABLE, QUERY_CANCELED
 
-_FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
-
-
-_WITHOUT: dict[str, tuple[Literal["advice", "FAILED"], str]] = {
-    "expires_at": ("FAILED", "none on expires_at, so every purge reads the whole table"),
-    "lease_expires_at": (
-        "advice",
-        "none of operations with a lease, so a search for interrupted ones reads the whole table",
-    ),
-}
-"""How bad it is if the index that begins with a column is missing, and why."""
+_CREATE = "run `flask idempotency create-table`"
+_MIGRATE = "make a migration (the table is part of db.metadata)"
+_REBUILD = f"{_MIGRATE}; where its records are not needed, drop the table and {_CREATE}"
 
 
 class SqlAdmin:
-    """The half of an ``Admin`` that the two databases share."""
+    """A table of records as an operator needs it, outside of any request: in SQLite.
 
-    remedy: str
+    Its one writer keeps everybody else out. Everything may raise ``StoreUnavailable``,
+    ``ConfigurationError`` and ``RecordBroken``.
+    """
+
+    remedy = "check that the file is a SQLite database and writable, and that nobody writes for long"
+    """What to do if the database cannot be reached, or a record not be claimed and completed."""
+
     _first = ""  # what each message begins with
+    _alone: tuple[str, ...] = ()  # statements with which a look at the table's definition begins
+    _create_index = "CREATE INDEX"
 
     def __init__(self, records: Any) -> None:
-        self._records, self._messages = records, records.messages
+        self._messages = records.messages
         self._sql = self._messages.sql
 
     def overview(self) -> Overview:
-        """Return what there is at a glance."""
-        percent, counts = self._percent(), Counter[tuple[str, str]]()
-        for name, state, count in self._fetch(self._sql.tally, percent=percent):
-            counts[name, state] += round(count * 100 / percent)
-        leases = self._fetch(self._sql.leases)
-        known = []
-        for name, state, again, count, seconds in leases:
-            counts[name, state] += count
-            if seconds is not None and (state in WAITING or (again and state == "in_progress")):
-                known.append(seconds)
-        expired, expired_seconds = self._fetch(self._sql.waiting)[0]
-        return Overview(
-            tallies=[Tally(*group, count) for group, count in sorted(counts.items())],
-            estimated=percent < 100,
-            running=sum(count for _, state, _, count, _ in leases if state == "in_progress"),
-            interrupted=sum(count for _, state, _, count, _ in leases if state in WAITING),
-            interrupted_seconds=max(known, default=None),
-            expired=expired,
-            expired_seconds=expired_seconds,
-        )
+        """Return what there is at a glance. Reads no more of a large table than of a small one."""
+        rows, counts = self._fetch(self._sql.overview), defaultdict[str, Counter[str]](Counter)
+        found = {part: numbers for part, name, _, *numbers in rows if name is None}
+        for _, name, state, count, _ in rows:
+            if name is not None:
+                counts[name][state] += count
+        estimated = any(part == "estimated" for part, *_ in rows)
+        return Overview(counts, estimated, *found["waiting"], *found["expired"])
 
-    def _percent(self) -> float:
-        """Return how much of the table an overview reads."""
-        return 100.0
+    def lines(
+        self,
+        limit: int,
+        *,
+        start: bytes = b"",
+        tail: bytes = b"",
+        name: str | None = None,
+        state: str | None = None,
+    ) -> list[Line]:
+        """Return the ``limit`` newest records, of one operation and in one state if these are given.
 
-    def newest(self, name: str | None, state: str | None, limit: int, tail: bytes = b"") -> list[Line]:
-        """Return the newest records."""
-        values = {"name": name, "state": state, "limit": limit, "every_scope": not tail, "tail": tail}
-        return [_line(row) for row in self._fetch(self._sql.newest, **values)]
+        Only those whose key's hash begins with ``start`` and ends with ``tail``.
+        """
+        low, high = start.ljust(KEY_BYTES, b"\0"), start.ljust(KEY_BYTES, b"\xff")
+        values = {"low": low, "high": high, "tail": tail, "name": name, "state": state}
+        return [_line(row) for row in self._fetch(self._sql.lines, **values, limit=limit)]
 
-    def leased(self, state: str, limit: int) -> list[Line]:
-        """Return the oldest records with a lease."""
-        return [_line(row) for row in self._fetch(self._sql.leased, state=state, limit=limit)]
-
-    def starting(self, start: bytes) -> list[Line]:
-        """Return the records whose key's hash starts so."""
-        return [_line(row) for row in self._fetch(self._sql.starting, **_between(start))]
-
-    def steps(self, start: bytes) -> list[StepLine]:
-        """Return the finished steps."""
-        rows = self._fetch(self._sql.notes, **_between(start))
-        return step_lines(rows[0][0] if rows else None)
+    def notes(self, key: bytes) -> tuple[dict[str, StoredStep], list[AuditEntry]]:
+        """Return a record's finished steps, by name, and what operators did to it."""
+        steps, audit = next(iter(self._fetch(self._sql.notes, key=key)), (None, None))
+        return steps_of(steps), read_audit(audit)
 
     def sealings(self) -> Counter[bytes | None]:
-        """Count what is encrypted, by the key, and what is not."""
+        """Count responses and results of steps that have not expired, by how they begin if encrypted.
+
+        That is ``SEALED`` and the id of the key; None for those that are not encrypted. Reads all.
+        """
         found = Counter[bytes | None]()
-        for prefix, count in self._fetch(self._sql.sealed_responses):
-            found[None if prefix is None else bytes(prefix)] += count
-        for result, count in self._fetch(self._sql.sealed_steps):
-            if result is not None:
-                is_sealed = result.startswith(SEALED_TEXT)
-                found[b64decode(result.removeprefix(SEALED_TEXT)) if is_sealed else None] += count
+        for response, step, count in self._fetch(self._sql.sealed):
+            prefix = None if response is None else bytes(response)
+            if step is not None and step.startswith(SEALED_TEXT):
+                prefix = b64decode(step.removeprefix(SEALED_TEXT))
+            found[prefix] += count
         return found
 
-    def audit(self, start: bytes) -> list[AuditEntry]:
-        """Return what operators did."""
-        rows = self._fetch(self._sql.notes, **_between(start))
-        return read_audit(rows[0][1]) if rows else []
-
     def note(self, key: bytes, entry: AuditEntry) -> bool:
-        """Note what an operator did."""
+        """Note durably what an operator did to a record; False if it is gone, or somebody holds it."""
         return self._change(self._sql.note, key=key, **_entry_values(entry)) == 1
 
-    def settle(self, verdict: Verdict) -> bool:
-        """End it as an operator decided."""
-        empty = {"status": None, "headers": None, "body": None}
-        values = {
-            **(empty if verdict.response is None else verdict.response.values()),
-            "key": verdict.key,
-            "owner": verdict.owner,
-            "ttl": verdict.ttl_seconds,
-            "seen": verdict.seen,
-            "state": verdict.state.value,
-            "anew": verdict.anew,
-            **_entry_values(verdict.entry),
-        }
+    def settle(
+        self,
+        seen: Line,
+        entry: AuditEntry,
+        ttl_seconds: float,
+        response: StoredResponse | None = None,
+        *,
+        anew: bool = False,
+    ) -> bool:
+        """End what is interrupted or failed as an operator decided, durably; return True if it did.
+
+        It does not if the record has changed since it was ``seen``, or if somebody works on it.
+        ``response`` is stored as it is, sealed or not; None lets the operation be run again. Either
+        lives for at least ``ttl_seconds``. ``anew``: its age begins anew. A new owner fences off
+        whoever held the record.
+        """
+        values: dict[str, Any] = {"status": None, "headers": None, "body": None}
+        state = State.IN_PROGRESS
+        if response is not None:
+            values = response.values()
+            state = State.FAILED if response.status >= 500 else State.COMPLETED
+        values |= {"key": seen.hash, "seen": seen.version, "owner": secrets.token_urlsafe(16)}
+        values |= {"state": state.value, "ttl": ttl_seconds, "anew": anew, **_entry_values(entry)}
         return self._change(self._sql.settle, **values) == 1
 
-    def belonging(self, tail: bytes, name: str | None) -> Belongings:
-        """Return the records of a scope."""
-        keys = [bytes(key) for (key,) in self._fetch(self._sql.belonging, tail=tail, name=name)]
-        return Belongings(keys, dict(map(tuple, self._fetch(self._sql.left, tail=tail, name=name))))
+    def belonging(self, tail: bytes, name: str | None) -> tuple[list[bytes], Counter[str]]:
+        """Return the keys that end with ``tail`` of records without a lease; count the rest by state.
 
-    def _forget(self, claim: Claim) -> None:
-        self._change(_FORGET, key=claim.key, owner=claim.owner)
-
-    def _create(self, connection: Connection) -> Iterator[str]:
-        """Create the table and the indexes that are missing; say which.
-
-        Raises ``ConfigurationError`` if the table lacks columns: it is not ours to alter.
+        Of one operation if it is given. Reads all of the table's keys: a scope has no index.
         """
-        table, database = self._messages.table, inspect(connection)
-        if not database.has_table(table.name, schema=table.schema):
-            table.create(connection)
-            yield "created the table"
-        elif lacking := ", ".join(self._missing_columns(database)):
-            raise ConfigurationError(
-                f"{table.fullname} is there, but lacks columns ({lacking}). Nothing is created:"
-                f" {REBUILD}"
-            )
-        else:
-            for index in self._missing_indexes(database):
-                index.create(connection)
-                yield f"created the index {index.name}"
+        rows = self._fetch(self._sql.belonging, tail=tail, name=name)
+        keys = [bytes(key) for key, _, _ in rows if key is not None]
+        return keys, Counter({state: count for key, state, count in rows if key is None})
 
-    def _examine_table(self, connection: Connection) -> Iterator[Finding]:
-        """Check the table's columns, key and indexes."""
-        table, database = self._messages.table, inspect(connection)
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
+        """Delete these records, durably and in one transaction; return how many.
+
+        Leaves those in progress: with a lease, or held by somebody. With ``seen``, a
+        :attr:`Line.version`, there is one key, and its record is left if it has another version.
+        """
+        with self._messages.writing() as run:
+            return sum(run(self._sql.erase, {"key": key, "seen": seen}).rowcount for key in keys)
+
+    def purge(self, batch: int) -> Iterator[int]:
+        """Delete expired records, at most ``batch`` in each transaction, until none is left.
+
+        Yields how many each transaction has deleted, after its commit. Skips a record that somebody
+        holds.
+        """
+        while deleted := self._change(self._sql.purge, batch=batch):
+            yield deleted
+
+    def purge_briefly(self, batch: int) -> int | None:
+        """Delete at most ``batch`` expired records, within 100 ms; return how many.
+
+        None, and none is deleted, if that takes longer. Waits for nobody, and leaves the last
+        connection of a pool to others.
+        """
+        with self._messages.writing(self._messages.begin(waits=False)) as run:
+            return int(run(self._sql.purge, {"batch": batch}).rowcount)
+
+    def create(self) -> list[str]:
+        """Create the table and the indexes that are missing, and say which: never a column.
+
+        Of several processes that do so at once one creates, and the others find it done.
+        """
+        table = self._messages.table
+        try:
+            with self._messages.engine.begin() as connection:
+                database = self._inspector(connection)
+                if not database.has_table(table.name, schema=table.schema):
+                    table.create(connection)
+                    return ["created the table"]
+                if lacking := ", ".join(self._missing_columns(database)):
+                    raise ConfigurationError(
+                        f"{table.fullname} is there, but lacks columns ({lacking}). Nothing is created:"
+                        f" {_REBUILD}"
+                    )
+                missing = self._missing_indexes(database)
+                for index in missing:
+                    index.create(connection)
+                return [f"created the index {index.name}" for index in missing]
+        except exc.SQLAlchemyError as error:
+            raise ConfigurationError(f"{table.fullname}: {reason(error)}") from error
+
+    def examine(self) -> Iterator[Finding]:
+        """Check the server and the table, without writing. Ends early if it cannot be reached."""
+        try:
+            with self._messages.engine.begin() as connection:
+                database = self._inspector(connection)
+                found = [*self._examine_server(connection), *self._examine_table(database)]
+        except exc.SQLAlchemyError as error:
+            yield Finding("FAILED", "database", reason(error), self.remedy)
+            return
+        yield from found
+
+    def _examine_server(self, connection: Connection) -> Iterator[Finding]:
+        yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version}, {connection.engine.url.database}")
+
+    def _examine_table(self, database: Inspector) -> Iterator[Finding]:
+        """Check the table's columns and indexes."""
+        table = self._messages.table
         if not database.has_table(table.name, schema=table.schema):
-            yield Finding("FAILED", "table", f"{table.fullname} is missing", ADD)
+            yield Finding(
+                "FAILED", "table", f"{table.fullname} is missing", f"{_CREATE}, or {_MIGRATE}"
+            )
             return
         lacking = self._missing_columns(database)
         all_of_it = f"all {len(table.columns)} of {table.fullname}"
         bad = f"missing in {table.fullname} or of another type: {', '.join(lacking)}"
-        yield finding(not lacking, "columns", all_of_it, bad, REBUILD)
-        unique = database.get_unique_constraints(table.name, schema=table.schema)
-        keys = [database.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
-        keys += [each["column_names"] for each in unique]
-        yield finding(
-            ["key"] in keys,
-            "primary key",
-            "key",
-            "nothing prevents two records of one key",
-            f"ALTER TABLE {table.fullname} ADD PRIMARY KEY (key)",
-        )
-        missing = self._missing_indexes(database)
-        if not any(index.columns[0].name == "expires_at" for index in missing):
-            yield Finding("ok", "index", "expires_at")
+        yield finding(not lacking, "columns", all_of_it, bad, _REBUILD)
+        missing = [] if lacking else self._missing_indexes(database)
         for index in missing:
-            if any(lacks.startswith(f"{index.columns[0].name} ") for lacks in lacking):
-                continue
-            level, bad = _WITHOUT[index.columns[0].name]
-            yield Finding(level, "index", bad, self._mend(index))
+            bad = (
+                f"no {index.name}: a purge, or a search for what is interrupted, reads the whole table"
+            )
+            statement = str(CreateIndex(index).compile(self._messages.engine))
+            remedy = statement.replace("CREATE INDEX", self._create_index, 1)
+            yield Finding("FAILED", "index", bad, remedy)
 
-    def _mend(self, index: Index) -> str:  # noqa: ARG002
-        """Return how to make an index."""
-        return ADD
+    def _inspector(self, connection: Connection) -> Inspector:
+        for statement in self._alone:
+            connection.execute(text(statement))
+        return inspect(connection)
 
     def _missing_columns(self, database: Inspector) -> list[str]:
         """Return the columns that the table lacks, or has of another type, each with its type."""
@@ -229,11 +232,8 @@ class SqlAdmin:
     def _missing_indexes(self, database: Inspector) -> list[Index]:
         """Return those of ours for which there is none on the same column."""
         table = self._messages.table
-        there = set()
-        for each in database.get_indexes(table.name, schema=table.schema):
-            column, where = each["column_names"][0], each.get("dialect_options", {})
-            if where.get("postgresql_where") in (None, f"({column} IS NOT NULL)"):
-                there.add(column)
+        found = database.get_indexes(table.name, schema=table.schema)
+        there = {each["column_names"][0] for each in found}
         lacking = [index for index in table.indexes if index.columns[0].name not in there]
         return sorted(lacking, key=lambda index: str(index.name))
 
@@ -246,44 +246,30 @@ class SqlAdmin:
         return self._messages.change(self._first + template, values)  # type: ignore[no-any-return]
 
 
-_SERVER = """SELECT current_setting('server_version'),
-       current_setting('server_version_num')::int, current_database()::text, current_user::text,
-       pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on',
-       current_setting('synchronous_commit')"""
-
-_KNOWS_DEAD_CLIENTS = 140000  # client_connection_check_interval came with PostgreSQL 14
-
-# Of the table, or of its partitions.
-_STORAGE = """SELECT oid::regclass::text, relpersistence = 'u',
-       coalesce((SELECT option_value::int FROM pg_options_to_table(reloptions)
-                  WHERE option_name = 'fillfactor'), 100),
-       ARRAY(SELECT indexrelid::regclass::text FROM pg_index
-              WHERE indrelid = pg_class.oid AND NOT (indisvalid AND indisready))
-  FROM pg_class
- WHERE oid = $name${table}$name$::regclass AND relkind <> 'p' OR oid IN (
-  SELECT relid FROM pg_partition_tree($name${table}$name$::regclass) WHERE isleaf)"""
-
-_IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = $name${table}$name$::regclass"
-
-_ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
-
-# While CREATE INDEX waits for a lock, requests queue behind it, and they wait for 250 ms at most.
-_IMPATIENTLY = text("SET LOCAL lock_timeout = '100ms'")
-
-_POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
-"""Advice where a connection is lost or changes under a transaction."""
+_SERVER = """SELECT current_setting('server_version'), current_database(), current_user,
+       (SELECT relkind::text || relpersistence::text FROM pg_class WHERE oid = to_regclass(:table)),
+       (SELECT string_agg(indexrelid::regclass::text, ', ') FROM pg_index
+         WHERE indrelid = to_regclass(:table) AND NOT (indisvalid AND indisready))"""
 
 
 class PostgresAdmin(SqlAdmin):
-    """The records in PostgreSQL, for an operator."""
+    """The same in PostgreSQL, where requests go on meanwhile."""
 
-    remedy = _POOLER
+    remedy = (
+        "check that URL, user and password lead to a primary that takes writes, that no migration holds"
+        " the table (pg_stat_activity shows who does), and that a pooler such as PgBouncer pools"
+        " transactions or sessions, not statements; let the table take what a request writes: a column"
+        " of your own needs a default, and no constraint, trigger or row security may refuse a row"
+    )
     # A migration may hold the table for minutes: it waits no longer than a request does.
     _first = statements.BRIEFLY
-
-    def __init__(self, records: Any) -> None:
-        super().__init__(records)
-        self._since: dict[str, str] = {}  # by piece, where the last brief purge of it ended
+    # While CREATE INDEX waits for a lock, requests queue behind it, and they wait for 250 ms at most.
+    _alone = (
+        "SELECT pg_advisory_xact_lock(hashtext('flask idempotency create-table'))",
+        "SET LOCAL lock_timeout = '100ms'",
+    )
+    _create_index = "CREATE INDEX CONCURRENTLY"  # beside everybody's work
+    _since = "-infinity"  # where the last batch of a purge ended
 
     def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what nobody works on."""
@@ -291,247 +277,57 @@ class PostgresAdmin(SqlAdmin):
 
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records in batches, in the order in which they expire."""
-        for (piece,) in self._messages.fetch(statements.PIECES):
-            values = {"batch": batch, "since": "-infinity"}
-            purge = statements.purge(_escaped(piece))
-            while True:
-                began = time.monotonic()
-                deleted, values["since"] = self._messages.fetch(purge, values)[0]
-                if not deleted:
-                    break
-                took = time.monotonic() - began
+        deleted = batch
+        while deleted == batch:
+            began = time.monotonic()
+            deleted = self._purge(batch)
+            took = time.monotonic() - began
+            if deleted:
                 yield deleted
                 time.sleep(took)  # requests have the disk to themselves for half of the time
 
     def purge_briefly(self, batch: int) -> int | None:
-        """Delete a batch from the table, or from one partition, which is picked at random."""
-        pool = cast("QueuePool", self._messages.engine.pool)
+        """Delete a batch."""
+        pool = self._messages.engine.pool
         if pool.size() - pool.checkedout() < 2:
             return 0
         try:
-            (piece,) = choice(self._fetch(statements.PIECES))  # noqa: S311
-            values = {"batch": batch, "since": self._since.get(piece, "-infinity")}
-            purge = statements.purge(_escaped(piece), bounds=statements.AFTER_RESPONSE)
-            deleted, since = self._messages.fetch(purge, values)[0]
+            return self._purge(batch, statements.AFTER_RESPONSE)
         except StoreUnavailable as error:
             code = sqlstate(error.__cause__)
             if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
                 raise
             return 0 if code == LOCK_NOT_AVAILABLE else None
+
+    def _purge(self, batch: int, first: str = "") -> int:
+        values = {"batch": batch, "since": self._since}
+        deleted, since = self._messages.fetch(first + statements.PURGE, values)[0]
         # From the beginning again once there was no more: what was locked is there.
-        self._since[piece] = since if deleted == batch else "-infinity"
+        self._since = since if deleted == batch else "-infinity"
         return int(deleted)
 
-    def create(self) -> list[str]:
-        """Create the table and indexes that are missing: one process does, others find it done."""
-        name = self._messages.table.fullname
-        engine = self._messages.engine.execution_options(isolation_level="READ COMMITTED")
-        try:
-            with engine.begin() as connection:
-                connection.execute(_ONE_AT_A_TIME, {"table": name})
-                connection.execute(_IMPATIENTLY)
-                return list(self._create(connection))
-        except exc.SQLAlchemyError as error:
-            if sqlstate(original(error)) == NO_RIGHT:
-                raise ConfigurationError(
-                    "the database user may not create tables and indexes here: run this as one that"
-                    " may, such as the owner of the tables and their schema"
-                ) from error
-            raise store_error(error, name, self._messages.Error) from error
-
-    def examine(self) -> Iterator[Finding]:
-        """Check the server and the table, and leave nothing there."""
-        try:
-            server = self._fetch(_SERVER)[0]
-            with self._messages.engine.begin() as connection:
-                connection.execute(_IMPATIENTLY)
-                found = list(self._examine_table(connection))
-            storage = [] if found[0].subject == "table" else self._fetch(_STORAGE)
-        except (IdempotencyError, exc.SQLAlchemyError) as error:
-            if LOCK_NOT_AVAILABLE in (sqlstate(original(error)), sqlstate(error.__cause__)):
-                yield Finding("FAILED", "table", LOCKED, UNLOCK)
-                return
-            remedy = "check that the server runs and that the URL, user and password are right"
-            yield Finding("FAILED", "PostgreSQL", reason(error), f"{remedy}; {_POOLER}")
-            return
-        dialect = self._messages.engine.dialect
-        version = dialect.loaded_dbapi.__version__.split()[0]
-        yield from _examine_server(f"{dialect.driver} {version}", *server)
-        yield from found
-        yield from _examine_storage(self._messages.table.fullname, storage)
-
-    @contextmanager
-    def trial(self) -> Iterator[Any]:
-        """Claim a record of its own, and change it as the end of an operation does.
-
-        Raises ``ConfigurationError`` if the table rejects that, and ``NotAtomic`` if two messages are
-        not one transaction.
-        """
-        table = self._messages.table
-        try:
-            with trying(self._records, self._forget) as (claim, hold):
-                mine = hold
-                has_begun = text("SELECT txid_current_if_assigned() IS NOT NULL")
-                if not mine.connection.scalar(has_begun):
-                    raise NotAtomic(
-                        f"two statements of one transaction used two connections: {_POOLER}"
-                    )
-                update = table.update().where(table.c.key == claim.key).values(status=200)
-                if mine.connection.execute(update).rowcount != 1:
-                    raise ConfigurationError(
-                        f"an UPDATE of a record in {table.fullname} changes nothing: a trigger, a rule"
-                        " or row security prevents it, so no response can be stored"
-                    )
-                yield mine
-        except exc.SQLAlchemyError as error:  # of the INSERT, the UPDATE or the COMMIT
-            found = f"{table.fullname}: {reason(error)}"
-            raise ConfigurationError(f"{found}; {remedy_of(error, self.remedy)}") from error
-
-    def _mend(self, index: Index) -> str:
-        """Without partitions it can be made beside everybody's work."""
-        is_partitioned = self._fetch(_IS_PARTITIONED)[0][0]
-        how = "CREATE INDEX" if is_partitioned else "CREATE INDEX CONCURRENTLY"
-        return str(CreateIndex(index).compile(self._messages.engine)).replace("CREATE INDEX", how, 1)
-
-    def _percent(self) -> float:
-        return float(self._fetch(statements.SAMPLE)[0][0])
-
-
-def _escaped(name: str) -> str:
-    """Return a name as part of a template."""
-    return name.replace("%", "%%").replace("{", "{{").replace("}", "}}")
-
-
-def _examine_server(
-    driver: str,
-    version: str,
-    number: int,
-    database: str,
-    user: str,
-    standby: bool,
-    read_only: bool,
-    commit: str,
-) -> Iterator[Finding]:
-    yield Finding("ok", "PostgreSQL", f"{version}, database {database}, user {user}")
-    yield Finding("ok", "driver", driver)
-    if number < _KNOWS_DEAD_CLIENTS:
-        old = "a worker killed inside a long statement blocks its key until the statement ends"
-        yield Finding("advice", "version", old, "upgrade to PostgreSQL 14 or later")
-    remedy = "connect to the primary; on a standby nothing can be claimed"
-    if not standby:
-        remedy = "turn default_transaction_read_only off for this user and database"
-    bad = "this server is a standby" if standby else "transactions are read-only by default"
-    good = not (standby or read_only)
-    yield finding(good, "writable", "this server is a primary", bad, remedy)
-    if commit == "off":
-        lossy = (
-            "synchronous_commit is off; idempotent operations turn it on for themselves, but a crash"
-            " may lose other commits of the application"
-        )
-        yield Finding("advice", "durability", lossy, "turn synchronous_commit on")
-
-
-def _examine_storage(table: str, pieces: Sequence[Any]) -> Iterator[Finding]:
-    """Check how the table, or its partitions, are stored."""
-    unlogged = "; ".join(f"ALTER TABLE {name} SET LOGGED" for name, is_so, *_ in pieces if is_so)
-    if unlogged:
-        yield Finding("FAILED", "table", f"{table} is unlogged, so a crash empties it", unlogged)
-    broken = [f"REINDEX INDEX CONCURRENTLY {index}" for *_, found in pieces for index in found]
-    if broken:
-        left = "a CREATE INDEX CONCURRENTLY was interrupted, and has left one that is not valid"
-        yield Finding("FAILED", "index", left, "; ".join(broken))
-    full = [(name, fill) for name, _, fill, _ in pieces if fill > FILLFACTOR]
-    yield finding(
-        not full,
-        "fill factor",
-        f"{max((fill for _, _, fill, _ in pieces), default=FILLFACTOR)} %",
-        "pages have no room for the completing UPDATE, which then touches every index",
-        "; ".join(f"ALTER TABLE {name} SET (fillfactor = {FILLFACTOR})" for name, _ in full),
-        "advice",
-    )
-
-
-class SqliteAdmin(SqlAdmin):
-    """The records in SQLite, for an operator."""
-
-    remedy = "check that the file is writable and that nobody writes to it for long"
-
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
-        """Delete what has no lease. While this writes, no view runs."""
-        with self._messages.writing() as run:
-            return sum(run(self._sql.erase, {"key": key, "seen": seen}).rowcount for key in keys)
-
-    def purge(self, batch: int) -> Iterator[int]:
-        """Delete expired records in batches."""
-        while deleted := self._change(self._sql.purge, batch=batch):
-            yield deleted
-
-    def purge_briefly(self, batch: int) -> int | None:
-        """Delete a batch, unless somebody writes."""
-        try:
-            with self._messages.writing(self._messages.begin(waits=False)) as run:
-                return int(run(self._sql.purge, {"batch": batch}).rowcount)
-        except StoreUnavailable as error:
-            if error.__cause__ is not None and "locked" not in str(error.__cause__):
-                raise
-            return 0
-
-    def create(self) -> list[str]:
-        """Create the table and indexes that are missing."""
-        try:
-            with self._messages.engine.begin() as connection:
-                return list(self._create(connection))
-        except exc.SQLAlchemyError as error:
-            raise self._messages.error(error) from error
-
-    def examine(self) -> Iterator[Finding]:
-        """Check the file and the table."""
-        try:
-            with self._messages.engine.connect() as connection:
-                found = list(self._examine_table(connection))
-        except exc.SQLAlchemyError as error:
-            remedy = "check that the file is a SQLite database, readable and writable"
-            yield Finding("FAILED", "SQLite", reason(error), remedy)
-            return
-        database = self._messages.engine.url.database
-        yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version}, {database}")
-        yield from found
-
-    @contextmanager
-    def trial(self) -> Iterator[Any]:
-        """Claim a record; roll back and delete it at the end."""
-        with trying(self._records, self._forget) as (_claim, hold):
-            yield hold
+    def _examine_server(self, connection: Connection) -> Iterator[Finding]:
+        dialect, server = connection.dialect, text(_SERVER)
+        table = dialect.identifier_preparer.format_table(self._messages.table)
+        version, database, user, kind, broken = connection.execute(server, {"table": table}).one()
+        driver = dialect.loaded_dbapi.__version__.split()[0]
+        yield Finding("ok", "PostgreSQL", f"{version}, database {database}, user {user}")
+        yield Finding("ok", "driver", f"{dialect.driver} {driver}")
+        if kind not in (None, "rp"):  # an ordinary table, permanent
+            bad = "it is unlogged, so a crash empties it, or partitioned, so no purge finds anything"
+            yield Finding("FAILED", "table", bad, "make it an ordinary table")
+        if broken:
+            bad = "a CREATE INDEX CONCURRENTLY was interrupted, and has left one that is not valid"
+            yield Finding("FAILED", "index", bad, f"REINDEX INDEX CONCURRENTLY {broken}")
 
 
 def _entry_values(entry: AuditEntry) -> dict[str, Any]:
     return {"by": entry.by, "did": entry.did, "why": entry.why}
 
 
-def _time(text: str | None) -> Time | None:
-    return None if text is None else read_time(text)
-
-
-def _number(number: Any) -> Any:
-    return number if isinstance(number, int | None) else str(number)
-
-
-_READ: dict[Any, Callable[[Any], Any]] = {
-    "Time": _time,
-    "Time | None": _time,
-    "int": _number,
-    "int | None": _number,
-    "bool": bool,  # which SQLite has not
-    "Hash": bytes,  # psycopg2 gives a memoryview
-}
-
-
 def _line(row: Sequence[Any]) -> Line:
-    """Make a line of a row. Times are text there, and in SQLite everything may be anything."""
-    read = (_READ.get(field.type, lambda value: value) for field in fields(Line))
-    return Line(*(convert(value) for convert, value in zip(read, row, strict=True)))
-
-
-def _between(start: bytes) -> dict[str, bytes]:
-    """Return the first and the last key that start so."""
-    return {"low": start.ljust(KEY_BYTES, b"\0"), "high": start.ljust(KEY_BYTES, b"\xff")}
+    """Make a line of a row: psycopg2 gives a memoryview, and SQLite a number for what is true."""
+    key, *facts, created, completed, expires, expired, version = row
+    times = map(read_time, (created, completed, expires))
+    values: list[Any] = [bytes(key), *facts, *times, bool(expired), version]
+    return Line(*values)

@@ -32,7 +32,7 @@ from flask_idempotency.drivers import sqlite
 from flask_idempotency.drivers.raw_connection import IDLE, Values, give_back
 from flask_idempotency.session.transaction import FIRST, OperationTransaction
 
-from .admin import Admin, original
+from .admin import original
 from .lease import Lease
 from .sql import Dialect, Statements
 
@@ -309,11 +309,11 @@ class SqliteRecords:
         records.messages.waits = False
         return records
 
-    def admin(self) -> Admin:
+    def admin(self) -> Any:
         """Return the operator's side."""
-        from .sql_admin import SqliteAdmin  # only operators need it
+        from .sql_admin import SqlAdmin  # only operators need it
 
-        return SqliteAdmin(self)
+        return SqlAdmin(self)
 
     def can_hold(self, _name: str) -> bool:
         """Return True: all text there is UTF-8."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import time
 from contextlib import ExitStack
@@ -163,20 +162,6 @@ def test_the_last_connection_is_left_to_others(world, left):
             stack.callback(pool.connect().close)
         assert left() == 10
     assert left() == 0
-
-
-def test_partitions_have_their_turns(world, left):
-    world.sql(
-        """create table plain as table idempotency_record; drop table idempotency_record;
-        create table idempotency_record (like plain, primary key (key)) partition by hash (key);
-        create table "part %s" partition of idempotency_record
-           for values with (modulus 2, remainder 0);
-        create table part_1 partition of idempotency_record for values with (modulus 2, remainder 1)"""
-    )
-    world.sql(FILL.format(300))
-    counts = list(itertools.takewhile(bool, (left() for _ in range(100))))
-    assert counts[0] == 200
-    assert len(counts) < 100, "one of them was never purged"
 
 
 def test_the_setting_turns_it_off(make_world, add_view):

@@ -65,7 +65,7 @@ def test_a_step_is_one_look_and_one_change_and_all_results_come_together(client,
     lease.release()
     second = records.take_over(again(claim), stored_record(records, claim))
     with cost(client) as fetched:
-        assert second.steps() == results
+        assert second.notes() == results
     assert [each["trips"] for each in (claimed, recorded, fetched)] == [2, 40, 1]
 
 
@@ -96,7 +96,7 @@ def test_the_operators_lists_take_few_round_trips(client, records, command):
         if command == "overview":
             assert admin.overview().total == 1000
         else:
-            assert len(admin.newest(None, None, 50)) == 50
+            assert len(admin.lines(50)) == 50
     total = client.dbsize()  # SCAN passes everybody's keys
     assert measured["trips"] <= 10 + 2 * total / 1000
     assert measured["bytes"] < 1000 * 600, "not the responses"
@@ -117,9 +117,9 @@ def test_a_cluster_and_a_client_that_decodes_list_the_same(tmp_path):
                     lease = records.claim(claim)
                     lease.record("ü", b"1")
                     lease.complete(replace(ANSWER, body=b""))
-                lines = records.admin().newest(None, "completed", 50)
+                lines = records.admin().lines(50, state="completed")
                 assert {line.key for line in lines} == {claim.key[:8].hex() for claim in claims}
                 assert {(line.operation, line.status, line.bytes) for line in lines} == {
                     (claims[0].name, 201, 0)
                 }
-                assert [step.name for step in records.admin().steps(claims[0].key)] == ["ü"]
+                assert list(records.admin().notes(claims[0].key)[0]) == ["ü"]

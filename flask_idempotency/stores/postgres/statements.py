@@ -31,6 +31,10 @@ OBSERVING = f"""SET LOCAL statement_timeout = '{BRIEF_SECONDS * 1000:.0f}ms';
 SET LOCAL synchronous_commit = off;
 """
 
+SAMPLED_PAGES = 1000
+"""How many pages of a table an overview reads: 8 MB, some milliseconds. In thousands of records a state
+that one in a hundred has is counted to about a tenth."""
+
 SQL = Statements(
     Dialect(
         now="clock_timestamp()",
@@ -60,8 +64,10 @@ SQL = Statements(
 """,
         # An overview is asked for again and again: it must never become a load.
         bounded="SET LOCAL statement_timeout = '3s';\n",
+        percent=f"""least(100, 100.0 * {SAMPLED_PAGES} / greatest(1,
+       pg_relation_size($name${{table}}$name$) / current_setting('block_size')::int))""",
         # The same pages each time, so that a number moves only if the table does.
-        sample="TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (0)",
+        sample="TABLESAMPLE SYSTEM ((SELECT percent FROM sample)) REPEATABLE (0)",
     )
 )
 
@@ -195,7 +201,7 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - By its ctid, its place in the table, a row need not be searched for a second time. Once its lock is
 #   ours it stays there. If another transaction changed it after this statement began, the lock is on
 #   the new version, which this statement cannot see: it is left to the next purge. A ctid is unique in
-#   one table only, so partitions are purged one by one.
+#   one table only: hence ONLY, which finds nothing in a partitioned table.
 # - Each batch begins where the last one ended, and so does not read the index past all rows that were
 #   just deleted: they are in the way until a VACUUM, and as long as any older transaction runs.
 # - Without sorts the planner takes the index, which is in this order. It cannot know how many records
@@ -203,46 +209,25 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - Before PostgreSQL 18 a sort that is off, and taken all the same, makes the plan so dear that it is
 #   compiled (JIT), which takes longer than a batch after a response may.
 # - A crash that loses the commit loses nothing: the records have still expired.
-def purge(piece: str, bounds: str = "") -> str:
-    """Delete a batch of what has expired in the table, or in a partition, whose name is ``piece``.
-
-    ``bounds`` may be :data:`AFTER_RESPONSE`.
-    """
-    return f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
-{BRIEFLY}{bounds}SET LOCAL enable_sort = off;
+{BRIEFLY}SET LOCAL lock_timeout = '50ms';
+SET LOCAL enable_sort = off;
 SET LOCAL jit = off;
 WITH gone AS (
-  DELETE FROM ONLY {piece} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM ONLY {piece}
+  DELETE FROM ONLY {{table}} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM ONLY {{table}}
      WHERE {NO_LEASE} AND expires_at <= (SELECT clock_timestamp())
        AND expires_at >= %(since)s::timestamptz
      ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING expires_at)
 SELECT count(*), max(expires_at)::text FROM gone"""
 
-
-# After a response its worker waits for this. A migration's lock is noticed before the time is over: it
-# says nothing about how many records a batch may have.
-AFTER_RESPONSE = "SET LOCAL statement_timeout = '100ms';\nSET LOCAL lock_timeout = '50ms';\n"
+# After a response its worker waits for the purge. The lock of a migration is noticed sooner: it says
+# nothing about how many records a batch may have.
+AFTER_RESPONSE = "SET LOCAL statement_timeout = '100ms';\n"
 
 
 # Of what was found without a lock a moment ago, only what nobody works on now.
 ERASE = f"""{{settings}}{BRIEFLY}DELETE FROM {{table}} WHERE key = ANY (ARRAY(
     SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {NO_LEASE}
        AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))"""
-
-# What rows are stored in: the table, or its partitions.
-_PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
- WHERE pg_class.oid = $name${table}$name$::regclass AND relkind <> 'p' OR pg_class.oid IN (
-  SELECT relid FROM pg_partition_tree($name${table}$name$::regclass) WHERE isleaf)"""
-
-PIECES = f"SELECT quote_ident(nspname) || '.' || quote_ident(relname) {_PIECES}"
-
-SAMPLED_PAGES = 1000
-"""How many pages of a table an overview reads: 8 MB, some milliseconds. In thousands of records a state
-that one in a hundred has is counted to about a tenth."""
-
-# In so many percent of its pages.
-_PAGES = "sum(pg_relation_size(pg_class.oid)) / current_setting('block_size')::int"
-SAMPLE = f"""SELECT least(100, 100.0 * {SAMPLED_PAGES} / greatest(1, {_PAGES}))::float8
-  {_PIECES}"""

@@ -18,7 +18,6 @@ from sqlalchemy import Engine, Table
 from flask_idempotency.core.errors import RecordBroken, StoreUnavailable, TransactionConflict, sqlstate
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.drivers.raw_connection import Answer
-from flask_idempotency.stores.admin import Admin
 
 from . import statements
 from .failures import QUERY_CANCELED, READ_ONLY
@@ -45,7 +44,7 @@ class PostgresRecords:
         """What sends the statements. One of our own is made when it is first needed."""
         return self._find()
 
-    def admin(self) -> Admin:
+    def admin(self) -> Any:
         """Return the operator's side."""
         from flask_idempotency.stores.sql_admin import PostgresAdmin  # only operators need it
 

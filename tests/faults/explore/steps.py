@@ -48,7 +48,6 @@ _NAMES = (
     ("UPDATE", "update", Kind.CHANGE),
     ("FOR KEY SHARE", "wait", Kind.CHANGE),
     ("ROLLBACK", "rollback", Kind.CHANGE),
-    ("pg_class", "pieces", Kind.UNNOTICED),  # nothing here changes the table's partitions
     ("COMMIT", "commit", Kind.COMMIT),
     ("", "look", Kind.LOOK),
 )

@@ -35,8 +35,7 @@ def purged(world: Any, batch: int = 1000) -> list[int]:
 
 def send_purge(cursor: Any, batch: int = 1000) -> int:
     """What the purge sends for one batch, in the cursor's own transaction; how many it deleted."""
-    purge = statements.purge("idempotency_record")
-    message = purge.format(role="'none'")
+    message = statements.PURGE.format(table="idempotency_record", role="'none'")
     values = {"batch": batch, "since": "-infinity"}
     cursor.execute(message, values)
     return int(cursor.fetchone()[0])

@@ -86,9 +86,9 @@ def test_what_is_not_erased_is_not_told(shop, caplog):
         shop.post("key-1", "/die")
     with shop.app.app_context():
         store = shop.app.extensions["idempotency"].records.admin()
-        (line,) = store.newest(None, None, 9)
+        (line,) = store.lines(9)
         key = line.hash
         assert store.erase([key]) == store.erase([key], "another version") == 0
-        assert [each.state for each in store.newest(None, None, 9)] == [line.state]
+        assert [each.state for each in store.lines(9)] == [line.state]
     assert shop.run("forget", "--scope", "user-7", "--yes").exit_code == 0
     assert not [each for each in caplog.records if hasattr(each, "did")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_create_table_alters_no_column_and_then_makes_nothing(world, run):
         in result.output
     )
     assert "where its records are not needed, drop the table and run" in result.output
-    assert not_ok(run("check"))["index"] == "FAILED"
+    assert not_ok(run("check")) == {"columns": "FAILED"}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_create_table_says_when_the_user_may_not(world, stranger, missing):
     world.sql(f"drop {missing}")
     result = once(build(stranger), "create-table")
     assert result.exit_code == 1
-    assert "the database user may not create tables and indexes here" in result.output
+    assert re.search("permission denied|must be owner", result.output)
 
 
 def test_rights_that_a_role_inherits_are_enough(world, stranger):
@@ -73,7 +74,7 @@ def test_rights_that_a_role_inherits_are_enough(world, stranger):
 
 @pytest.mark.parametrize("store", ["postgres"])
 def test_of_several_processes_one_creates_and_the_others_find_it_done(make_world, background):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "SERIALIZABLE"})
+    world = make_world()
     world.sql("drop index ix_idempotency_record_expires_at")
 
     def create():
@@ -81,7 +82,7 @@ def test_of_several_processes_one_creates_and_the_others_find_it_done(make_world
             return world.app.extensions["idempotency"].records.admin().create()
 
     with outside(world) as other:
-        other.execute("select pg_advisory_xact_lock(hashtext('idempotency_record'))")
+        other.execute("select pg_advisory_xact_lock(hashtext('flask idempotency create-table'))")
         other.execute(
             "create index ix_idempotency_record_expires_at on idempotency_record (expires_at)"
         )

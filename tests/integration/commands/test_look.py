@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import sqlalchemy as sa
 
 from flask_idempotency.cli.listing import summary
-from flask_idempotency.stores.admin import CAPPED, Overview, Tally
+from flask_idempotency.stores.admin import CAPPED, Overview
 from tests.integration.commands.running import ANSWER
 from tests.integration.commands.test_overview import fill
 
@@ -71,7 +72,7 @@ def test_list_ends_with_what_there_is_in_all_and_what_waits(world, run):
 
 
 def test_an_estimate_and_a_limit_are_told_as_such():
-    found = Overview([Tally("pay", "completed", 1_000_000)], True, 0, CAPPED, None, 0, None)
+    found = Overview({"pay": Counter(completed=1_000_000)}, True, CAPPED, None, 0, None)
     assert summary(found) == [
         "",
         "about 1,000,000 records in all: 1,000,000 completed",

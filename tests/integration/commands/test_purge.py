@@ -131,27 +131,9 @@ def test_a_record_renewed_at_that_instant_stays(world):
     assert [bytes(row.key) for row in world.records()] == [sha256(b"1").digest()]
 
 
-def test_partitions_are_purged_one_by_one(world):
-    # A row's place is unique in its partition only: those of expired and of other records are the same.
-    world.sql(
-        """create table plain as table idempotency_record; drop table idempotency_record;
-        create table idempotency_record (like plain, primary key (key)) partition by hash (key);
-        create table "part %s" partition of idempotency_record
-           for values with (modulus 2, remainder 0);
-        create table part_1 partition of idempotency_record for values with (modulus 2, remainder 1)"""
-    )
-    world.sql(FILL.format(1000))
-    world.sql("update \"part %s\" set expires_at = now() + interval '1 h'")
-    world.sql("update part_1 set attempt = 2")
-    (kept,) = world.sql('select count(*) from "part %s"')[0]
-    assert purge(world) == f"{1000 - kept} expired records deleted\n"
-    assert len(world.records()) == kept
-
-
 def plan_of_purge(world: Any) -> str:
     with outside(world) as cursor:
-        purge = statements.purge("idempotency_record")
-        message = purge.format(role="'none'")
+        message = statements.PURGE.format(table="idempotency_record", role="'none'")
         before, _, statement = message.rpartition(";")
         cursor.execute(before)
         values = {"batch": 1000, "since": "-infinity"}
