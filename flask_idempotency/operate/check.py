@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.records import SEALED, Record, StoredResponse
 from flask_idempotency.session.joining import joining_session
@@ -94,7 +92,7 @@ def _examine_claim(state: AppState) -> Iterator[Finding]:
         finally:
             hold.abandon()
         yield Finding("ok", subject, "a record was claimed and completed")
-    except (IdempotencyError, SQLAlchemyError) as error:
+    except Exception as error:  # the database's own, too: it says best what it refuses
         yield Finding("FAILED", subject, explain(error), store.remedy)
     try:
         store.erase([claim.key])

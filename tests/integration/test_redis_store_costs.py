@@ -65,7 +65,7 @@ def test_a_step_is_one_look_and_one_change_and_all_results_come_together(client,
     lease.release()
     second = records.take_over(again(claim), stored_record(records, claim))
     with cost(client) as fetched:
-        assert second.notes() == results
+        assert second.steps() == results
     assert [each["trips"] for each in (claimed, recorded, fetched)] == [2, 40, 1]
 
 
