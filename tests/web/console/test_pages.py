@@ -58,7 +58,7 @@ def test_the_overview_leads_to_what_was_interrupted(browser, interrupted):
 
 def test_the_newest_comes_first(browser, interrupted):
     first, second = interrupted("one"), interrupted("two")
-    for page in "", "/records?state=interrupted":
+    for page in "/", "/records?state=interrupted":
         assert digits_in(browser.get(page).text) == [second, first]
 
 
