@@ -118,7 +118,7 @@ class Idempotency:
         checked("scope", scope, OPTIONS["scope"])
         state = self._composed(app, sessions, scope, self._redis if redis is None else redis)
         joining.install(sessions)
-        for each in state.engines.values():
+        for each in state.sessions.engines.values():
             transaction.hook(each, stray.hear)
         views.register(app, state)
         app.add_template_global(idempotency_field)
@@ -291,7 +291,7 @@ def _leave_to_parent() -> None:
     transaction.leave_to_parent()
     own_pool.let_go()  # first: the end of the application's would close what is in them
     for state in states():
-        for engine in state.engines.values():
+        for engine in state.sessions.engines.values():
             engine.dispose(close=False)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask
@@ -30,18 +30,15 @@ class Databases:
     database: Engine
     table: Table
     records: Records
-    engines: Mapping[str | None, Engine] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.engines = self.sessions.engines
 
     def engines_of(self, bind_keys: Iterable[str | None]) -> frozenset[Engine]:
         """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
+        engines = self.sessions.engines
         try:
-            return frozenset(map(self.engines.__getitem__, bind_keys))
+            return frozenset(map(engines.__getitem__, bind_keys))
         except KeyError as error:
             raise ConfigurationError(
-                f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
+                f"other_binds names {error.args[0]!r}; this application has {list(engines)}"
             ) from None
 
     def connection_of_test(self) -> Connection | None:
@@ -52,7 +49,7 @@ class Databases:
         """
         if not self.app.testing:
             return None
-        bind: Any = self.engines[self.bind_key]
+        bind: Any = self.sessions.engines[self.bind_key]
         if isinstance(bind, Engine):
             bind = self.sessions.current().bind
         if not isinstance(bind, Connection):

@@ -36,40 +36,30 @@ _MAY_WRITE = _sql(
     rf"|(?<![\w$])(?!(?:{HARMLESS.replace(' ', '|')})\b)[a-z_][\w$]*\s*\("
 )
 
-CHOSEN = (
-    "the view chose how its transaction is isolated, or that it only reads, and it has begun already:"
-    " choose it on the engine (SQLALCHEMY_ENGINE_OPTIONS)"
-)
-EMPTIED = (
-    "the view made a temporary table ON COMMIT DELETE ROWS, which its commit would not empty: delete"
-    " its rows by a statement"
-)
-ENDED = (
-    "the view sent a statement that begins or ends a transaction, a savepoint whose name begins as ours"
-    " or SQLAlchemy's, or a comment inside a comment: inside an atomic operation use"
-    " db.session.commit(), rollback() or begin_nested()"
+REFUSED = (
+    "the view sent a statement that begins, ends or isolates a transaction, a savepoint whose name"
+    " begins as ours or SQLAlchemy's, a temporary table ON COMMIT DELETE ROWS, a comment inside a"
+    " comment, or what is no str: inside an atomic operation use db.session.commit(), rollback() or"
+    " begin_nested(), a DELETE, and the engine's options"
 )
 
-
-_REFUSED = {
-    ENDED: _sql(
-        r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
-        r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b|.*/\*"
-        r"|(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b(?:idempotency_|sa_savepoint_)"
-    ),
-    CHOSEN: _sql(r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)"),
-    EMPTIED: _sql(r"CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b"),
-}
+_REFUSED = _sql(
+    r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
+    r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b|.*/\*"
+    r"|(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b(?:idempotency_|sa_savepoint_)"
+    r"|SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)"
+    r"|CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b"
+)
 
 
 class Traits(NamedTuple):
-    """What a text does: ``refused`` is why it may not be sent.
+    """What a text does: whether it may not be sent.
 
     ``writes`` is False if it is certainly a plain read: what changes a setting is none, as a rollback
     undoes it. ``unprepares`` says that it forgets prepared statements.
     """
 
-    refused: str | None
+    is_refused: bool
     writes: bool
     unprepares: bool
 
@@ -82,9 +72,8 @@ def traits_of(text: str) -> Traits:
 @lru_cache(512)
 def _remembered(text: str) -> Traits:
     statements, other = (_statements(text, noise) for noise in _NOISES)
-    refused = (why for why, pattern in _REFUSED.items() if any(map(pattern.match, statements + other)))
     return Traits(
-        next(refused, None),
+        any(map(_REFUSED.match, statements + other)),
         not all(_READS.match(each) and not _MAY_WRITE.search(each) for each in statements),
         any(each[:10].upper() == "DEALLOCATE" for each in statements),
     )

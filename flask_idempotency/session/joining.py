@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 
 from .databases import Databases
-from .guard import CHOSEN
+from .guard import REFUSED
 from .operation import outer_transaction
 from .sources import Sessions
 from .sqlalchemy_private import connections
@@ -45,14 +45,13 @@ class JoiningSession:
         running = innermost.get()
         if running is None or not running.has_joined(self):
             return super().connection(*args, **kwargs)  # type: ignore[misc, no-any-return]
-        transaction = running.transaction
         if LASTING.intersection(kwargs.get("execution_options") or ()):
-            transaction.refuse(CHOSEN)
+            running.transaction.refuse(REFUSED)
         if given := args[0] if args else kwargs.get("bind_arguments"):
             args, kwargs["bind_arguments"] = (), {"bind": self.get_bind(**given)}
         connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
-        if transaction.connection is connection:
-            transaction.show()
+        if running.transaction.connection is connection:
+            running.transaction.show()
         return connection
 
 

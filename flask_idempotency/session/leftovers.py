@@ -92,16 +92,11 @@ def end_view(session: Session | None, name: str, *, in_request: bool, failed: bo
     """
     has_left = holds_changes(session)
     if has_left:
-        warn_left(name)
+        log.warning("the view of %s left changes it did not commit; they are undone", name)
     if has_left or not (in_request or session is None or session.is_active):
         undo(session)
     if has_left and not (in_request or failed):
         raise NotAtomic(f"{name} left changes in db.session that nobody had committed: {COMMIT_THEM}")
-
-
-def warn_left(name: str) -> None:
-    """Say that the view ``name`` left changes."""
-    log.warning("the view of %s left changes it did not commit; they are undone", name)
 
 
 def undo(session: Session | None) -> None:

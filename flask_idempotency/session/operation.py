@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
-from weakref import ref
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
@@ -18,16 +17,11 @@ from flask_idempotency.core.records import Process
 from flask_idempotency.flask_context import present, present_context, present_request
 
 from .databases import Databases
-from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo, warn_left
+from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo
 from .sqlalchemy_private import connections, continue_nested
-from .transaction import INHERITED, LATE, OperationTransaction, innermost
+from .transaction import FAILED, LATE, OperationTransaction, innermost
 
 T = TypeVar("T")
-
-CAUGHT = (
-    "a statement failed and its error was caught without db.session.rollback(), so its transaction"
-    " kept nothing of what was written before"
-)
 
 
 @dataclass
@@ -176,10 +170,9 @@ class OpenTransaction(Running):
         self.transaction: OperationTransaction = hold.transaction
         self.other_binds = databases.engines_of(other_binds)
         self._modes: dict[Any, Any] = {}  # of the sessions that joined, their join_transaction_mode
-        self._left: int | None = None  # after how many commits changes were left
+        self._has_left = False  # what nobody had committed when the view returned
         try:  # an exit may strike in any line from here on
             super().__init__(operation)
-            self.transaction.running = ref(self)
             # On SQLite the driver does not say so, as its transactions begin late.
             if self.transaction.raw.continues or databases.records.one_writer:
                 self._continue(databases.sessions.present())
@@ -203,14 +196,13 @@ class OpenTransaction(Running):
         """Return True if a session's work is the view's. Asked for each statement.
 
         So is the work of a request that the view makes to its own application, if the two share their
-        application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation ended.
+        application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation has
+        ended, and in a forked child.
         """
         is_known = session in self._modes or self.is_here() or self._context is present_context()
         if not is_known:
             return False
-        if self.pid != Process.number:
-            raise NotAtomic(INHERITED)
-        if not self.is_open:
+        if not self.is_open or self.pid != Process.number:
             raise NotAtomic(LATE)
         return True
 
@@ -276,7 +268,7 @@ class OpenTransaction(Running):
         and ``NotAtomic`` where PostgreSQL makes a rollback of it and says nothing.
         """
         if self.transaction.has_lost or self.transaction.is_failed():
-            self.transaction.refuse(CAUGHT)
+            self.transaction.refuse(FAILED)
         if self.has_leftovers() or not all(session.is_active for session in self._modes):
             self._databases.sessions.current().commit()
 
@@ -288,12 +280,12 @@ class OpenTransaction(Running):
         waits = self.transaction.waits_for_commit()
         for session in self._sessions():
             waits = waits or has_unsaved(session) or is_explicit(session) or not session.is_active
-        self._left = self.transaction.commits if waits and self._needs_end() else None
+        self._has_left = waits and self._needs_end()
         return not waits
 
     def is_undone(self) -> bool:
-        """Return True if something was left then, and has been rolled back since."""
-        return self._left == self.transaction.commits and not self._needs_end()
+        """Return True if all that was done was left then, and has been rolled back since."""
+        return self._has_left and not self.transaction.wrote and not self._needs_end()
 
     def _needs_end(self) -> bool:
         """Return True if a commit or a rollback of the application would make a difference."""
@@ -317,14 +309,10 @@ class OpenTransaction(Running):
         self.raise_if_uncommittable(None)
         has_left = not is_settled and self.has_leftovers()
         if has_left and status is not None and status < 400:
-            if not all(session.is_active for session in self._modes):
-                raise NotAtomic(CAUGHT)
             raise NotAtomic(
                 f"the view of {self.operation.name} responded with {status} and left changes in"
                 f" db.session that nobody committed: {COMMIT_THEM}"
             )
-        if has_left:
-            warn_left(self.operation.name)
         self._leave(undo if has_left else end_transactions)
 
     def end(self) -> None:

@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 from weakref import WeakSet, ref
 
 from sqlalchemy import Connection, Dialect, Engine, event, exc
-from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -35,11 +34,11 @@ from flask_idempotency.drivers.raw_connection import innermost as innermost_of
 
 from . import guard
 
+SERIALIZATION_FAILURE = "40001"
+
 FIRST = "idempotency_first"
 """The savepoint that is made behind the row's lock, in the same message, for the first unit."""
 
-ABORTED = "25P02"
-SERIALIZATION_FAILURE = "40001"
 
 CHECK = [
     "SAVEPOINT idempotency_check",
@@ -66,29 +65,19 @@ NOT_OURS = (
     " rollback(), not those of a connection"
 )
 FAILED = (
-    "a statement in db.session had failed before the idempotent view began, and nobody had rolled back:"
-    " call db.session.rollback() where the error is caught"
+    "a statement failed and its error was caught without db.session.rollback(), in the view or before"
+    " it, so its transaction cannot commit: call that where the error is caught"
 )
-UNDECIDED = (
-    "a session of its own began on the operation's connection, where it might keep or undo other work"
-    ' than without the extension: make it with join_transaction_mode="create_savepoint"'
-)
-INHERITED = (
-    "this process was forked in the view of an operation, and db.session was in the middle of that,"
-    " which is the parent's: use another session in the child, in an application context of its own"
-    " (with app.app_context():)"
-)
-
 LATE = (
-    "the view's session or connection is used in a thread or task where the operation has ended, or"
-    " outside of its context: use a session or connection of its own there"
+    "the view's session or connection is used where the operation is not: after its end, outside of"
+    " its context, or in a child process that was forked in the view. Use a session or connection of"
+    " its own there, in an application context of its own (with app.app_context():)"
 )
 
 EARLIER = (
     "the engine has a listener for do_execute, do_executemany or do_execute_no_params, which may"
     " execute a statement before the extension has seen it: add it after idempotency.init_app()"
 )
-NOT_TEXT = "the view sent a statement that is no str, which only the driver can read: make it one"
 
 innermost: ContextVar[Any] = ContextVar("flask_idempotency_running", default=None)
 """What runs, or ran, in this context, inside what it calls ``outer``. In most requests there is none.
@@ -128,10 +117,9 @@ class OperationTransaction:
     database has constraints that are deferred by definition, and ``reads_may_write`` that no text tells
     what a SELECT does. ``again`` refers to what begins the transaction once more, and locks the row:
     after a rollback of all of it, for a session that was in it before the view, and ``had_written`` or
-    not. ``wrote`` says that a committed unit did more than
-    read; ``commits`` counts units; ``has_lost`` says that one failed, and its commit kept nothing.
-    ``running`` is who runs in it, if sessions joined. ``broken`` is why the operation can no longer
-    commit, even if the view catches the error; ``over`` is why nothing more is to be sent.
+    not. ``wrote`` says that a committed unit did more than read, and ``has_lost`` that one failed and
+    its commit kept nothing. ``broken`` is why the operation can no longer commit, even if the view
+    catches the error; ``is_over`` says that nothing more is to be sent.
     """
 
     connection: Connection
@@ -144,11 +132,9 @@ class OperationTransaction:
     first: str | None = FIRST
 
     broken: IdempotencyError | None = field(default=None, init=False)
-    over: str | None = field(default=LATE, init=False)  # until it has begun
-    running: Callable[[], Any] | None = field(default=None, init=False)
-    wrote = leaving = has_lost = False
-    commits = 0
     error: BaseException | None = field(default=None, init=False)
+    is_over = True  # until it has begun
+    wrote = leaving = has_lost = False
     _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
     _waiting: list[str] = field(default_factory=list, init=False)
     _beginner: Any = field(default=None, init=False)  # the session whose unit the next savepoint is
@@ -158,7 +144,7 @@ class OperationTransaction:
         self._options = self.connection.engine.get_execution_options()
         self.raw.operation = ref(self)
         _open[id(self.connection)] = self.raw.operation
-        self.over = None
+        self.is_over = False
         if not self.connection.in_transaction():
             self.connection.begin()
 
@@ -174,7 +160,7 @@ class OperationTransaction:
         found = self.connection.get_execution_options()
         if options is not found:  # what a session chose for its connection ends with its transaction
             if any(options[name] != found.get(name) for name in LASTING & options.keys()):
-                self.refuse(guard.CHOSEN)
+                self.refuse(guard.REFUSED)
             names = {*found, *options} - LASTING
             self.connection.execution_options(**{name: options.get(name) for name in names})
 
@@ -225,14 +211,13 @@ class OperationTransaction:
         if unit.did and self.deferred:
             self._waiting += CHECK
             try:
-                self.flush(may_fail=True)
+                self.flush()
             except exc.DBAPIError:
                 self.roll_back_to(unit.name)
                 raise
         outer = self._savepoints
         outer.pop()
         self._waiting.append(f"RELEASE {unit.sql}")
-        self.commits += 1
         self.wrote = self.wrote or unit.did
         self.again = None  # what was done before the view is committed, too
         if outer:  # they have only read: see begins
@@ -242,18 +227,13 @@ class OperationTransaction:
     def roll_back_to(self, name: str) -> None:
         """Roll back to a savepoint and release it, at once: that frees locks."""
         names = [each.name for each in self._savepoints]
-        if name not in names or self.over is not None:
+        if name not in names or self.is_over:
             return
-        if not self.leaving:
-            self._check()
         place = names.index(name)
         done, *inner = self._savepoints[place:]
         del self._savepoints[place:]
-        if any(each.did and each.owner is not None for each in inner):
-            self.broken = NotAtomic(OVERLAP)
-            if not self.leaving:
-                raise self.broken
-            return
+        if not self.leaving and any(each.did and each.owner is not None for each in inner):
+            self.refuse(OVERLAP)
         if done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
             self._exchange(again())
@@ -266,11 +246,8 @@ class OperationTransaction:
     def before(self, cursor: Any, text: object) -> None:
         """A statement is about to be sent: refuse it, or send first what belongs in front of it."""
         self._check()
-        if not isinstance(text, str):
-            self.refuse(NOT_TEXT)
-        traits = guard.traits_of(text)
-        if traits.refused:
-            self.refuse(traits.refused)
+        if not isinstance(text, str) or (traits := guard.traits_of(text)).is_refused:
+            self.refuse(guard.REFUSED)
         if self.raw.status() == IDLE:
             self.refuse(NOT_OURS)  # outside a transaction, what comes next would commit by itself
         self.raw.is_unsure |= traits.unprepares
@@ -283,20 +260,20 @@ class OperationTransaction:
         if getattr(cursor, "name", None):  # a cursor on the server
             self.show()
 
-    def flush(self, *, may_fail: bool = False) -> None:
-        """Send what waits, in a message of its own. ``may_fail``: that breaks nothing."""
+    def flush(self) -> None:
+        """Send what waits, in a message of its own."""
         if self.first is not None:  # what comes next is part of no unit
             self._waiting.append(f"RELEASE {self.first}")
             self.first = None
         if self._waiting:
-            self._send(self._waiting, may_fail=may_fail)
+            self._send(self._waiting)
             self._waiting = []
 
-    def _send(self, first: list[str], text: str = "", *, may_fail: bool = False) -> Any:
-        return self._exchange(lambda: self.raw.send(text, None, first), may_fail=may_fail)
+    def _send(self, first: list[str], text: str = "") -> Any:
+        return self._exchange(lambda: self.raw.send(text, None, first))
 
-    def _exchange(self, send: Callable[[], Any], *, may_fail: bool = False) -> Any:
-        """Send something of ours: an error breaks the operation, or the connection is lost."""
+    def _exchange(self, send: Callable[[], Any]) -> Any:
+        """Send something of ours. After an error, all waits for a rollback, as after the view's own."""
         try:
             return send()
         except self.raw.Error as error:
@@ -304,10 +281,6 @@ class OperationTransaction:
             if self.is_lost():
                 self.connection.invalidate(error)  # so that nobody above the view meets it again
                 self.broken = self.broken or StoreUnavailable()
-            elif not may_fail and sqlstate(error) != ABORTED:  # then all waits for the view's rollback
-                self.broken = self.broken or NotAtomic(
-                    f"a savepoint of the operation could not be set or ended: {error}"
-                )
             # As SQLAlchemy raises those of a statement.
             dialect = self.connection.dialect
             raise exc.DBAPIError.instance(None, None, error, self.raw.Error, dialect=dialect) from error
@@ -364,7 +337,7 @@ class OperationTransaction:
 
     def failed(self, error: BaseException) -> None:
         """A statement of the view has failed."""
-        self.error = getattr(error, "orig", error)
+        self.error = error
         if self.is_strict and sqlstate(error) == SERIALIZATION_FAILURE:
             # The snapshot is the operation's: no retry in the view can succeed on it.
             self.broken = self.broken or TransactionConflict()
@@ -375,42 +348,35 @@ class OperationTransaction:
         raise self.broken
 
     def _check(self) -> None:
-        """Raise ``NotAtomic`` for what is sent after the end, by a forked child, or from elsewhere."""
-        if self.over is not None:
-            raise NotAtomic(self.over)
-        if self.running is not None:
-            running, mine = innermost.get(), self.running()
-            while running is not mine:  # in the operation's context, copies of it, or operations inside
-                if running is None:
-                    self.refuse(LATE)
-                running = running.outer
+        """Raise ``NotAtomic`` for what is sent after the end, or by a forked child."""
+        if self.is_over:
+            raise NotAtomic(LATE)
 
     # The end.
 
     def commit(self, text: str, values: dict[str, Any]) -> None:
         """Send the last message, with what waits in front of it, and commit."""
         root: Any = self.connection.get_transaction()
-        self.running = None  # what a listener for the commit writes is part of it
         self._last = lambda: self.raw.commit(text, values, self._waiting)
         try:
             root.commit()
         finally:
-            self._last, self.over = None, LATE
+            self._last, self.is_over = None, True
 
     def end(self) -> None:
         """Roll back what is open, and give the connection back. Does nothing the second time."""
-        if self.over is not INHERITED:
+        if self.connection not in _inherited:
             self.leave()
             give_back(self.connection, self.raw)
 
     def __del__(self) -> None:
         # An exit may strike before anybody can end it, and a connection in a transaction is a cycle.
-        if self.over is None:
+        if not self.is_over:
             self.end()
 
     def leave(self) -> None:
         """Leave the connection to whoever goes on with it."""
-        self.over = LATE
+        self.is_over = True
         _open.pop(id(self.connection), None)
         if self.raw.is_unsure and not (self.connection.invalidated or self.connection.closed):
             pooled: Any = self.connection.connection
@@ -422,7 +388,7 @@ class OperationTransaction:
         """SQLAlchemy commits or rolls back the connection's own transaction."""
         if self._last is not None and how == "commit":
             self._last()
-        elif self.over is None:
+        elif not self.is_over:
             self.refuse(NOT_OURS)
 
 
@@ -434,7 +400,7 @@ def leave_to_parent() -> None:
     """In a forked child, refuse what would go on in the parent's transactions."""
     for found in _open.values():
         if (transaction := found()) is not None:
-            transaction.over = INHERITED
+            transaction.is_over = True
             _inherited.append(transaction.connection)
 
 
@@ -500,15 +466,6 @@ def hook(engine: Engine, stray: Callable[[Connection, str], None]) -> None:
     event.listen(dialect, "handle_error", failed)
     for name in EXECUTE:
         event.listen(dialect, name, execute)
-
-
-@event.listens_for(Session, "after_begin")
-def _after_begin(session: Session, _begun: object, connection: Connection) -> None:
-    """What a session does by default on a connection in a transaction depends on savepoints there."""
-    if _open and session.join_transaction_mode != "create_savepoint":
-        transaction = transaction_of(connection)
-        if transaction is not None:
-            transaction.refuse(UNDECIDED)
 
 
 def _about_savepoint(ours: Any, theirs: Any, connection: Connection, name: str) -> None:

@@ -27,7 +27,7 @@ def connection_of_test(state: AppState) -> Connection | None:
 
 def connected(state: AppState, bind: str | None) -> AbstractContextManager[Connection]:
     """A transaction in one of the databases: the test's own, or another, which is committed."""
-    found: Any = (bind == state.bind_key and connection_of_test(state)) or state.engines[bind]
+    found: Any = (bind == state.bind_key and connection_of_test(state)) or state.sessions.engines[bind]
     return nullcontext(found) if isinstance(found, Connection) else found.begin()
 
 
@@ -72,7 +72,7 @@ def _rows(state: AppState) -> Callable[[], Counts]:
     """Return what counts the rows of the application's own tables, one round trip a database."""
     tables = {
         bind: [table for table in _existing(state, bind) if table is not state.table]
-        for bind in state.engines
+        for bind in state.sessions.engines
     }
 
     def count() -> Counts:
@@ -92,5 +92,6 @@ def _rows(state: AppState) -> Callable[[], Counts]:
 
 def _existing(state: AppState, bind: str | None) -> list[Table]:
     """The tables of a bind that its database has: an application may test with some of them only."""
-    tables, inspector = state.sessions.metadata_of(bind).tables.values(), inspect(state.engines[bind])
+    tables = state.sessions.metadata_of(bind).tables.values()
+    inspector = inspect(state.sessions.engines[bind])
     return [table for table in tables if inspector.has_table(table.name, table.schema)]

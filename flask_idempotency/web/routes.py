@@ -51,7 +51,6 @@ class AppState(Databases):
 
     def __post_init__(self) -> None:
         """Add what follows from the rest."""
-        super().__post_init__()
         _states.add(self)
         self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
         self.observer = self._engine(self.own_records.briefly())  # for requests that are only observed

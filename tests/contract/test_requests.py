@@ -213,7 +213,7 @@ def test_postgres_is_not_told_to_end_the_transaction(words, postgres):
         return {}, 201
 
     shop.view(view)
-    with pytest.raises(NotAtomic, match="begins or ends a transaction"):
+    with pytest.raises(NotAtomic, match="begins, ends or isolates a transaction"):
         shop.post()
     assert shop.count() == 0
     with shop.app.app_context():

@@ -95,7 +95,8 @@ def install_in_stores(state: AppState) -> None:
     lock.acquire = _after_acquire(lock.acquire)
     lock.finish = _after_finish(lock.finish)
     (wires,) = {
-        class_of(engine.dialect.name, engine.dialect.driver) for engine in state.engines.values()
+        class_of(engine.dialect.name, engine.dialect.driver)
+        for engine in state.sessions.engines.values()
     }
     send, commit = wires.send, wires.commit
 

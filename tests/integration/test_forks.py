@@ -35,7 +35,7 @@ BEFORE = ["clean", "added", "flushed", "committed"]
 HOW = ["fork", "process", "pool"]
 ROUTES = ["atomic", "leased", "step", "atomic-step"]
 COPIED_AT = ["lock", "checkout", "claim"]
-MIDDLE = "NotAtomic: this process was forked in the view of an operation, and db.session was"
+MIDDLE = "NotAtomic: the view's session or connection is used where the operation is not"
 NOT_HERE = "LeaseLost: This process was forked inside the operation: it can neither end it nor tak"
 
 

@@ -210,7 +210,7 @@ def test_in_a_thread_that_outlives_the_operation(world, pay, seen, atomic):
         assert seen == []
         ended.set()
         if atomic:
-            with pytest.raises(NotAtomic, match="where the operation has ended"):
+            with pytest.raises(NotAtomic, match="where the operation is not"):
                 late[0].result(10)
         else:
             late[0].result(10)

@@ -15,6 +15,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.admin import original
 
+ABORTED = "25P02"
 SERIALIZATION_FAILURE = "40001"
 CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and a deadlock
 LOCK_NOT_AVAILABLE = "55P03"

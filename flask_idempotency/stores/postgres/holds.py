@@ -27,13 +27,14 @@ from flask_idempotency.drivers.raw_connection import (
     give_back,
     raw_of,
 )
-from flask_idempotency.session.transaction import ABORTED, FAILED, LASTING, OperationTransaction
+from flask_idempotency.session.transaction import FAILED, LASTING, OperationTransaction
 from flask_idempotency.session.transaction import NOT_OURS as ENDED_PAST_US
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
 from . import statements
 from .failures import (
+    ABORTED,
     CONFLICTS,
     DIVISION_BY_ZERO,
     LOCK_NOT_AVAILABLE,
@@ -256,10 +257,7 @@ class PostgresHold:
             )
         code = sqlstate(error) or ""
         if code == ABORTED:
-            return NotAtomic(
-                "a statement of the view failed and its error was caught without"
-                " db.session.rollback(), so the transaction cannot commit"
-            )
+            return NotAtomic(FAILED)
         if code in (DIVISION_BY_ZERO, "3B001"):  # a unit's savepoint ended with its transaction
             self.abandon()
             return self._successor()

