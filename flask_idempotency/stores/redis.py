@@ -4,136 +4,112 @@ Redis may forget: a restart, a failover or an eviction loses records, and then a
 again. Nothing commits together with a record here, so every operation has a lease, as with
 ``atomic=False`` elsewhere. All times are the server's.
 
-A record is one value: a random version, what the record says in one line of JSON, steps included, and
-the body of its response. A change reads it, decides here, and replaces it if it still has that
-version, as then nobody has changed it meanwhile; otherwise it reads again. A record in progress does
-not expire: an interrupted operation waits for somebody.
+A record is one value: its fields in one line of JSON, steps included, and the body of its response. A
+statement of :class:`.sql.Statements` is a function here: of what is stored and of bound values. It
+returns the fields that change, and these replace the line if it is still the same; otherwise somebody
+has changed it meanwhile, and it is read again. A record in progress does not expire: an interrupted
+operation waits for somebody.
 """
 
 from __future__ import annotations
 
+import glob
 import json
-import re
-import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from heapq import nlargest
 from itertools import islice
-from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
-from flask_idempotency.core import errors
-from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Situation, situation
-from flask_idempotency.core.records import (
-    OBSERVED,
-    SEALED,
-    Claim,
-    Record,
-    State,
-    StoredResponse,
-    StoredStep,
-    legible,
-    step_values,
-    steps_of,
-)
+from flask_idempotency.core.records import OBSERVED, SEALED_TEXT, Claim, Record, State, legible
 
-from . import admin
-from .lock import Client, Reply, cause, send
+from .admin import WAITING, Finding, Line, Overview, finding
+from .lease import Lease
+from .lock import Client, cause, send
+from .sql_admin import SqlAdmin
 
-_HEAD, _WHOLE = "^[^\n]*", ".*"
-"""How much of a value is read: a list of records needs no bodies."""
+# -> the server's time in milliseconds, and the record with so many bytes of its body
+_READ = """local time, value = redis.call('TIME'), redis.call('GET', KEYS[1]) or ''
+local head = string.find(value, '\\n', 1, true) or 0
+return {time[1] * 1000 + math.floor(time[2] / 1000), string.sub(value, 1, head + ARGV[1])}"""
 
-# -> the server's time in milliseconds, and so much of the value
-_READ = """local time = redis.call('TIME')
-local value = redis.call('GET', KEYS[1]) or ''
-return {time[1] * 1000 + math.floor(time[2] / 1000), string.match(value, ARGV[1])}"""
+_WHOLE = 2**30  # more than Redis takes
+_SEAL_BYTES = 9
+"""How much a list of records reads of each body: enough to see under which key it is encrypted."""
 
-_VERSION_BYTES = 22
-
-# Compares the version and sets a value with a life: for ever if there is none, and 0 deletes. It may be
-# sent twice, as its reply may be lost: then the new version is there.
-_REPLACE = f"""local version = redis.call('GETRANGE', KEYS[1], 0, {_VERSION_BYTES - 1})
-if version == string.sub(ARGV[2], 1, {_VERSION_BYTES}) then return 1 end
-if version ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2])
-if ARGV[3] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+# Replaces the line of fields that was seen, and the body, for so many milliseconds; for ever where
+# none are given; 0 deletes. It may be sent twice, as its reply may be lost: then the new line is there.
+_REPLACE = """local head = string.match(redis.call('GET', KEYS[1]) or '', '^[^\\n]*')
+if head == ARGV[2] then return 1 end
+if head ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2] .. '\\n' .. ARGV[3])
+if ARGV[4] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
 return 1"""
 
 AT_ONCE = 1000
 """How many records a list asks for at once: some milliseconds of the server's time."""
 
-_KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
-
-_EMPTY = dict.fromkeys(("lease", "released", "expires", "completed", "status", "headers", "bytes"))
+_EMPTY = dict.fromkeys(("lease", "expires", "completed", "status", "headers", "body"))
 
 _OPEN = {Situation.IN_PROGRESS: "released", Situation.INTERRUPTED: "interrupted"}
 """What nobody works on, and how an operator's list calls it."""
 
+Fields = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What stands under a key: nothing, if there are no ``fields``. Times are in seconds."""
+    """What stands under a key at the time ``now``. Times are in seconds.
+
+    ``head`` is the line that the ``fields`` are in, all but ``body``. Both are empty for no record.
+    """
 
     key: bytes
     now: float
-    version: bytes
-    fields: dict[str, Any]
-    body: bytes
+    head: bytes
+    fields: Fields
 
     @classmethod
     @legible()
     def read(cls, key: bytes, reply: Any) -> Stored:
         """Read a reply to ``_READ``. Raises ``RecordBroken``."""
-        now, value = reply
-        head, _, body = value[_VERSION_BYTES:].partition(b"\n")  # JSON has no line break in it
+        milliseconds, value = reply
+        head, _, body = value.partition(b"\n")  # JSON has no line break in it
         fields = dict(json.loads(head)) if value else {}
-        return cls(key, now / 1000, value[:_VERSION_BYTES], fields, body)
-
-    def value(self) -> bytes:
-        """Return what is stored, with a new version; empty for nothing."""
-        head = secrets.token_urlsafe(16) + json.dumps(self.fields)
-        return b"%b\n%b" % (head.encode(), self.body) if self.fields else b""
-
-    def life(self) -> int | str:
-        """Return how many milliseconds it has left, for ``_REPLACE``."""
-        expires = self.fields["expires"] if self.fields else self.now
-        return "" if expires is None else int((expires - self.now) * 1000)
-
-    def changed(self, body: bytes = b"", **fields: Any) -> Stored:
-        """Return it with another body, and with other ``fields``."""
-        return replace(self, body=body, fields=self.fields | fields)
-
-    def ago(self, name: str) -> float | None:
-        """Return how long ago a stored time is; None if there is none."""
-        time = self.fields[name]
-        return None if time is None else self.now - time
+        if value:
+            fields["body"] = None if fields["bytes"] is None else body
+        return cls(key, milliseconds / 1000, head, fields)
 
     @legible()
-    def record(self, **other: Any) -> Record:
-        """Return the record, or ``other`` fields than the stored. Raises ``RecordBroken``."""
-        over = self.ago("lease")
+    def record(self) -> Record | None:
+        """Return the record, if there is one. Raises ``RecordBroken``."""
+        if not self.fields:
+            return None
+        lease, completed = self.fields["lease"], self.fields["completed"]
         values = {
             "digest": bytes.fromhex(self.fields["digest"]),
-            "body": None if self.fields["bytes"] is None else self.body,
             "expired": False,
-            "lease_left": None if over is None else -over,
-            "age": self.ago("created"),
-            "released": self.ago("released"),
+            "age": self.now - self.fields["created"],
+            "lease_left": None if lease is None else lease - self.now,
+            "released": None if lease is None or completed is None else self.now - completed,
         }
-        return Record.read(self.key, {**self.fields, **values, **other})
+        return Record.read(self.key, self.fields | values)
 
     @legible()
-    def line(self) -> admin.Line:
-        """Return what an operator sees of it. Raises ``RecordBroken``."""
-        record = self.record(status=None)  # its body may not have been read
+    def line(self) -> Line | None:
+        """Return what an operator sees of the record, if there is one. Raises ``RecordBroken``."""
+        if (record := self.record()) is None:
+            return None
+        is_open = record.state is State.IN_PROGRESS
         state = _OPEN.get(situation(record), record.state.value)
-        return admin.Line(
+        return Line(
             self.key,
             record.name.encode().decode(),  # no half of a character, which nobody can show
             "observed" if record.owner.startswith(OBSERVED) else state,
@@ -141,21 +117,150 @@ class Stored:
             self.fields["status"],
             self.fields["bytes"],
             _time(self.fields["created"]),
-            _time(self.fields["completed"]),
+            None if is_open else _time(self.fields["completed"]),
             _time(self.fields["expires"]),
             expired=False,
             version=f"{record.owner} {record.state.value} {self.fields['lease']}",
         )
 
 
+Statement = Callable[[Stored, Fields], Fields | None]
+"""It returns the fields that change; None if nothing does."""
+
+
+def insert(seen: Stored, values: Fields) -> Fields | None:
+    """A record of this claim, if there is none."""
+    return None if seen.fields else _begun(seen, values, attempt=1)
+
+
+def take_over(seen: Stored, values: Fields) -> Fields | None:
+    """The next attempt at what is as it was seen, where its lease is over or it was released."""
+    record = seen.record()
+    if record is None or record.owner != values["seen"] or situation(record) not in _OPEN:
+        return None
+    return _begun(seen, values, attempt=record.attempt + 1)
+
+
+def _begun(seen: Stored, values: Fields, *, attempt: int) -> Fields:
+    first: Fields = {"created": seen.now, "released_attempt": None, "audit": [], "steps": {}}
+    # What was only observed needs nobody's decision: it expires even if it never ends.
+    is_observed = values["owner"].startswith(OBSERVED)
+    claim = {
+        **{name: values[name] for name in ("name", "version", "owner")},
+        "digest": values["digest"].hex(),
+        "state": State.IN_PROGRESS.value,
+        "attempt": attempt,
+        "lease": seen.now + (values["lease"] or 0),
+        "expires": seen.now + values["ttl"] if is_observed else None,
+    }
+    return first | seen.fields | _EMPTY | claim
+
+
+def finish(seen: Stored, values: Fields) -> Fields:
+    """A response. A failure after a finished step waits for a decision, with a lease that is over."""
+    must_wait = values["waits"] and seen.fields["steps"]
+    return _ended(seen, values) | ({"lease": seen.now, "expires": None} if must_wait else {})
+
+
+def end(seen: Stored, _values: Fields) -> Fields:
+    """The end of the lease."""
+    return {"lease": seen.now}
+
+
+def release(seen: Stored, values: Fields) -> Fields:
+    """An end without a response.
+
+    It expires, unless it has done something: a step, or what an operator had to decide about.
+    """
+    if seen.fields["steps"] or seen.fields["released_attempt"] is not None:
+        return {"lease": seen.now, "completed": seen.now, "expires": None}
+    return {"lease": None, "completed": seen.now, "expires": seen.now + values["ttl"]}
+
+
+def extend(seen: Stored, values: Fields) -> Fields:
+    """A lease that ends no earlier."""
+    return {"lease": max(seen.fields["lease"], seen.now + (values["lease"] or 0))}
+
+
+def record_step(seen: Stored, values: Fields) -> Fields:
+    """A finished step, under its name: sent twice, it is there once."""
+    step = {name: values[name] for name in ("attempt", "result")} | {"at": str(_time(seen.now))}
+    return extend(seen, values) | {"steps": seen.fields["steps"] | {values["step"]: step}}
+
+
+def note(seen: Stored, values: Fields) -> Fields | None:
+    """One entry more of what operators did."""
+    if not seen.fields:
+        return None
+    entry = {name: values[name] for name in ("by", "did", "why")} | {"at": str(_time(seen.now))}
+    return {"audit": [*seen.fields["audit"], entry]}
+
+
+def settle(seen: Stored, values: Fields) -> Fields | None:
+    """What an operator decided about this version of the record."""
+    line = seen.line()
+    if line is None or line.version != values["seen"] or line.state not in WAITING:
+        return None
+    ended = _ended(seen, values) | (note(seen, values) or {})
+    ended |= {"owner": values["owner"], "released_attempt": line.attempt}
+    if values["anew"]:
+        ended["created"] = seen.now
+    if values["state"] == State.IN_PROGRESS.value:
+        return ended | {"lease": seen.now, "expires": None}
+    return ended | {"expires": max(ended["expires"], seen.fields["expires"] or 0)}
+
+
+def erase(seen: Stored, values: Fields) -> Fields | None:
+    """No record any more, unless somebody works on it or must decide about it."""
+    line = seen.line()
+    is_meant = line is not None and _is_free(line) and values["seen"] in (None, line.version)
+    return {"expires": seen.now} if is_meant else None
+
+
+def _ended(seen: Stored, values: Fields) -> Fields:
+    answer = {name: values[name] for name in ("state", "status", "headers", "body")}
+    return _EMPTY | answer | {"completed": seen.now, "expires": seen.now + values["ttl"]}
+
+
+def _leased(statement: Statement) -> Statement:
+    """Let it change nothing but what is in progress and has a lease of this owner."""
+
+    def checked(seen: Stored, values: Fields) -> Fields | None:
+        held = [seen.fields.get(name) for name in ("owner", "state", "completed")]
+        is_held = held == [values["owner"], State.IN_PROGRESS.value, None]
+        return statement(seen, values) if is_held and seen.fields["lease"] is not None else None
+
+    return checked
+
+
+def notes(records: RedisRecords, values: Fields) -> list[tuple[str, str]]:
+    """The finished steps, and what operators did, each in JSON."""
+    fields = records.read(values["key"]).fields
+    return [(json.dumps(fields["steps"]), json.dumps(fields["audit"]))] if fields else []
+
+
+def sealed(records: RedisRecords, _values: Fields) -> Iterator[tuple[bytes | None, str | None, int]]:
+    """How each response and each result of a step begins."""
+    for line, stored in records.scan():
+        if line.status is not None:
+            yield stored.fields["body"] if stored.fields["headers"] is None else None, None, 1
+        for step in stored.fields["steps"].values():
+            yield None, (step["result"] or "")[: len(SEALED_TEXT) + 12], 1
+
+
+_LEASED = {each.__name__: _leased(each) for each in (finish, end, release, extend, record_step)}
+SQL = SimpleNamespace(note=note, settle=settle, notes=notes, steps=notes, sealed=sealed, **_LEASED)
+
+
 class RedisRecords:
-    """Records in Redis."""
+    """Records in Redis. It sends its statements itself."""
 
     atomic = False
     one_writer = False
+    sql = SQL
 
     def __init__(self, client: Client, prefix: str) -> None:
-        self.client, self.prefix = client, f"{prefix}record:"
+        self.client, self.prefix, self.messages = client, f"{prefix}record:", self
 
     def admin(self) -> RedisAdmin:
         """Return the operator's side."""
@@ -171,21 +276,19 @@ class RedisRecords:
 
     def look(self, key: bytes) -> Record | None:
         """The record."""
-        stored = self.read(key)
-        return stored.record() if stored.fields else None
+        return self.read(key).record()
 
     def claim(self, claim: Claim) -> RedisLease | Record | None:
         """Insert the record, or return the one that is there."""
-        stored = self.read(claim.key)
-        return stored.record() if stored.fields else self._begin(claim, stored, 1)
+        return self._hold(claim, insert, claim.values())
 
-    def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
-        """Make a record ours whose lease is over or was released."""
-        stored = self.read(claim.key)
-        record = stored.record() if stored.fields else None
-        if record is None or record.owner != as_seen.owner or situation(record) not in _OPEN:
-            return None
-        return self._begin(claim, stored, record.attempt + 1)
+    def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | Record | None:
+        """Make a record ours whose lease is over or was released, or return the one that is there."""
+        return self._hold(claim, take_over, {**claim.values(), "seen": as_seen.owner})
+
+    def _hold(self, claim: Claim, first: Statement, values: Fields) -> RedisLease | Record | None:
+        seen, changed = self.change(first, values)
+        return RedisLease(self, claim, attempt=changed["attempt"]) if changed else seen.record()
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Nothing to wait for: every record in progress has a lease."""
@@ -194,150 +297,85 @@ class RedisRecords:
         """Return what stands under a key. Raises ``StoreUnavailable`` and ``RecordBroken``."""
         return Stored.read(key, self._run(_READ, key, _WHOLE))
 
-    def change(self, key: bytes, decide: Callable[[Stored], Stored | None]) -> bool:
-        """Replace what stands under a key by what ``decide`` makes of it; False if that is None."""
-        while (new := decide(seen := self.read(key))) is not None:
-            if self._replace(seen, new):
-                return True
-        return False
+    def fetch(self, statement: Any, values: Fields) -> Any:
+        """Return the rows of a statement that only reads."""
+        return statement(self, values)
 
-    def heads(self, keys: list[bytes]) -> Any:
-        """Return the reply to ``_READ`` for each key, or an error; of each record only its fields."""
+    def change(self, statement: Statement, values: Fields) -> tuple[Stored, Fields | None]:
+        """Change a record as a statement says; what it was, and what has changed, if anything."""
+        while True:
+            seen = self.read(values["key"])
+            changes = statement(seen, values)
+            if changes is None or self._replace(seen, changes):
+                return seen, changes
 
-        def sent() -> Reply:
-            pipeline = self.client.pipeline(transaction=False)
-            for key in keys:
-                pipeline.execute_command(*self._command(_READ, key, _HEAD), NEVER_DECODE=True)
-            return partial(pipeline.execute, raise_on_error=False)
+    def scan(self, start: bytes = b"", tail: bytes = b"") -> Iterator[tuple[Line, Stored]]:
+        """Yield the records whose key starts and ends so, each with the beginning of its body.
 
-        return _twice(sent)
+        What cannot be read is left out. Raises ``StoreUnavailable``.
+        """
+        prefix = glob.escape(self.prefix.replace("\\", r"\\"))
+        scan = partial(self.client.scan_iter, f"{prefix}{start.hex()}*{tail.hex()}", AT_ONCE)
+        found = _twice(lambda: list(scan(NEVER_DECODE=True)))
+        names = iter(dict.fromkeys(found))  # SCAN may return one twice
+        while batch := list(islice(names, AT_ONCE)):
+            for name, reply in zip(batch, _twice(partial(self._heads, batch)), strict=True):
+                with suppress(RecordBroken, ValueError):
+                    key = bytes.fromhex(name[len(self.prefix) :].decode())
+                    line = (stored := Stored.read(key, reply)).line()
+                    if line is not None:  # it has not expired meanwhile
+                        yield line, stored
 
-    def _replace(self, seen: Stored, new: Stored) -> bool:
-        return bool(self._run(_REPLACE, seen.key, seen.version, new.value(), new.life()))
+    def _heads(self, names: list[bytes]) -> Any:
+        """Return the reply to ``_READ`` for each of many, or an error."""
+        pipeline = self.client.pipeline(transaction=False)
+        for name in names:
+            pipeline.execute_command("EVAL", _READ, 1, name, _SEAL_BYTES, NEVER_DECODE=True)
+        return pipeline.execute(raise_on_error=False)
+
+    def _replace(self, seen: Stored, changes: Fields) -> bool:
+        fields = seen.fields | changes
+        body, expires = fields.pop("body"), fields["expires"]
+        fields["bytes"] = None if body is None else len(body)
+        life = "" if expires is None else int((expires - seen.now) * 1000)
+        return bool(self._run(_REPLACE, seen.key, seen.head, json.dumps(fields), body or b"", life))
 
     def _run(self, script: str, key: bytes, *arguments: Any) -> Any:
-        return _twice(partial(send, self.client, *self._command(script, key, *arguments)))
-
-    def _command(self, script: str, key: bytes, *arguments: Any) -> tuple[Any, ...]:
-        return "EVAL", script, 1, self.prefix + key.hex(), *arguments
-
-    def _begin(self, claim: Claim, stored: Stored, attempt: int) -> RedisLease | None:
-        first: dict[str, Any] = {
-            "created": stored.now,
-            "released_attempt": None,
-            "audit": [],
-            "steps": {},
-        }
-        fields: dict[str, Any] = {
-            "name": claim.name,
-            "state": State.IN_PROGRESS.value,
-            "version": claim.fingerprint.algorithm,
-            "digest": claim.fingerprint.digest.hex(),
-            "attempt": attempt,
-            "owner": claim.owner,
-            "lease": stored.now + (claim.lease_seconds or 0),
-        }
-        # What was only observed needs nobody's decision: it expires even if it never ends.
-        if claim.owner.startswith(OBSERVED):
-            fields["expires"] = stored.now + claim.ttl_seconds
-        new = stored.changed(**first | stored.fields | _EMPTY | fields)
-        return RedisLease(self, claim, attempt) if self._replace(stored, new) else None
+        command = "EVAL", script, 1, self.prefix + key.hex(), *arguments
+        return _twice(lambda: send(self.client, *command)())  # noqa: PLW0108 -- each time anew
 
 
-class RedisLease:
+class RedisLease(Lease):
     """An operation that is ours while its lease runs."""
-
-    def __init__(self, records: RedisRecords, claim: Claim, attempt: int) -> None:
-        self.attempt = attempt
-        self._records, self._claim, self._open = records, claim, True
-
-    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
-        """Store the response; as failed if its status is 500 or more."""
-
-        def ended(seen: Stored) -> Stored:
-            if waits and seen.fields["steps"]:
-                return _answered(seen, response, lease=seen.now)
-            return _answered(seen, response, expires=seen.now + self._claim.ttl_seconds)
-
-        self._change(ended)
-        self._open = False
-
-    def abandon(self) -> None:
-        """End the lease now."""
-        if self._open:
-            self._open = False
-            with suppress(errors.LeaseLost, errors.StoreUnavailable):
-                self._change(lambda seen: seen.changed(lease=seen.now))
-
-    def release(self) -> None:
-        """Give the operation back.
-
-        It expires, unless it has done something: a step, or what an operator had to decide about.
-        """
-
-        def given_back(seen: Stored) -> Stored:
-            if seen.fields["steps"] or seen.fields["released_attempt"] is not None:
-                return seen.changed(lease=seen.now, released=seen.now, expires=None)
-            return seen.changed(lease=None, expires=seen.now + self._claim.ttl_seconds)
-
-        self._change(given_back)
-        self._open = False
-
-    def extend(self, seconds: float) -> None:
-        """Renew the lease."""
-        self._change(lambda seen: _renewed(seen, seconds))
-
-    def steps(self) -> dict[str, bytes | None]:
-        """The results of the finished steps."""
-        stored = self._records.read(self._claim.key).fields["steps"]
-        return {name: step.result for name, step in steps_of(json.dumps(stored)).items()}
-
-    def record(self, step: str, result: bytes | None) -> None:
-        """Record a finished step and renew the lease."""
-
-        def done(seen: Stored) -> Stored:
-            values = step_values(step, seen.fields["attempt"], result) | {"at": str(_time(seen.now))}
-            steps = seen.fields["steps"] | {values.pop("step"): values}
-            return _renewed(seen.changed(steps=steps), self._claim.lease_seconds or 0)
-
-        self._change(done)
 
     def open_step(self, connection: Any = None) -> Any:  # noqa: ARG002
         """There is no transaction that a step could commit with."""
-        raise errors.NotAtomic(
+        raise NotAtomic(
             "step(..., atomic=True) needs a store that commits with the application's database; the"
             " store 'redis' does not"
         )
 
-    def _change(self, change: Callable[[Stored], Stored]) -> None:
-        """Change the record. Raises ``LeaseLost`` if it is not ours, or has ended or been released."""
-        ours = self._claim.owner, State.IN_PROGRESS.value, None
-
-        def mine(seen: Stored) -> Stored:
-            held = tuple(seen.fields.get(name) for name in ("owner", "state", "released"))
-            if held != ours or seen.fields["lease"] is None:
-                raise errors.LeaseLost
-            return change(seen)
-
-        self._records.change(self._claim.key, mine)
+    def _change(self, template: Any, **values: Any) -> None:
+        if self._messages.change(template, {**self._values, **values})[1] is None:
+            raise LeaseLost
 
 
-class RedisAdmin:
+class RedisAdmin(SqlAdmin):
     """The records in Redis, for an operator: ``SCAN`` finds them, and blocks nobody."""
 
-    remedy = "connect to a primary that takes writes, and allow its user EVAL and SCAN on our prefix"
+    remedy = (
+        "check that the server runs, that URL and password are right, that it is a primary that takes"
+        " writes, and that its user may EVAL and SCAN on our prefix"
+    )
 
-    def __init__(self, records: RedisRecords) -> None:
-        self._records = records
-
-    def overview(self) -> admin.Overview:
+    def overview(self) -> Overview:
         """Count what there is: as Redis has no table, this reads every record."""
         counts, waiting = defaultdict[str, Counter[str]](Counter), list[float]()
-        for line, stored in self._seen():
+        for line, stored in self._messages.scan():
             counts[line.operation][line.state] += 1
             if line.waits:
-                waiting.append(stored.ago("created") or 0.0)
-        return admin.Overview(counts, False, len(waiting), max(waiting, default=None), 0, None)
+                waiting.append(stored.now - stored.fields["created"])
+        return Overview(counts, False, len(waiting), max(waiting, default=None), 0, None)
 
     def lines(
         self,
@@ -347,81 +385,22 @@ class RedisAdmin:
         tail: bytes = b"",
         name: str | None = None,
         state: str | None = None,
-    ) -> list[admin.Line]:
+    ) -> list[Line]:
         """Return the newest records."""
-        lines = (line for line, _ in self._seen(start, tail) if name in (None, line.operation))
-        fitting = (line for line in lines if state in (None, line.state))
-        return nlargest(limit, fitting, key=attrgetter("created"))
-
-    def notes(self, key: bytes) -> tuple[dict[str, StoredStep], list[admin.AuditEntry]]:
-        """Return the finished steps, and what operators did: a deleted record has none."""
-        fields = self._records.read(key).fields or {"steps": {}, "audit": []}
-        return steps_of(json.dumps(fields["steps"])), admin.read_audit(json.dumps(fields["audit"]))
-
-    def sealings(self) -> Counter[bytes | None]:
-        """Count what is encrypted, by the key, and what is not."""
-        found = Counter[bytes | None]()
-        for line, each in self._seen():
-            values = [step.result for step in steps_of(json.dumps(each.fields["steps"])).values()]
-            values += [self._records.read(each.key).body] if line.status is not None else []
-            prefixes = (value[:9] for value in values if value is not None)
-            found.update(each if each.startswith(SEALED) else None for each in prefixes)
-        return found
-
-    def note(self, key: bytes, entry: admin.AuditEntry) -> bool:
-        """Note what an operator did."""
-
-        def noted(seen: Stored) -> Stored | None:
-            fields = seen.fields | {"audit": _audit(seen, entry)}
-            return replace(seen, fields=fields) if seen.fields else None
-
-        return self._records.change(key, noted)
-
-    def settle(
-        self,
-        seen: admin.Line,
-        entry: admin.AuditEntry,
-        ttl_seconds: float,
-        response: StoredResponse | None = None,
-        *,
-        anew: bool = False,
-    ) -> bool:
-        """End it as an operator decided."""
-
-        def decided(found: Stored) -> Stored | None:
-            line = found.line() if found.fields else None
-            if line is None or line.version != seen.version or line.state not in admin.WAITING:
-                return None
-            fields: dict[str, Any] = {
-                **_EMPTY,
-                "state": State.IN_PROGRESS.value,
-                "owner": secrets.token_urlsafe(16),
-                "created": found.now if anew else found.fields["created"],
-                "released_attempt": line.attempt,
-                "audit": _audit(found, entry),
-            }
-            if response is None:
-                return found.changed(**fields | {"lease": found.now, "released": found.now})
-            fields["expires"] = max(found.fields["expires"] or 0, found.now + ttl_seconds)
-            return _answered(found, response, **fields)
-
-        return self._records.change(seen.hash, decided)
+        named = (line for line, _ in self._messages.scan(start, tail) if name in (None, line.operation))
+        fitting = (line for line in named if state in (None, line.state))
+        return sorted(fitting, key=lambda line: str(line.created), reverse=True)[:limit]
 
     def belonging(self, tail: bytes, name: str | None) -> tuple[list[bytes], Counter[str]]:
         """Return the records of a scope."""
-        seen = [each for each in self._seen(end=tail) if name in (None, each[0].operation)]
-        left = Counter(line.state for line, _ in seen if not _is_free(line))
-        return [each.key for line, each in seen if _is_free(line)], left
+        scanned = self._messages.scan(tail=tail)
+        lines = [line for line, _ in scanned if name in (None, line.operation)]
+        left = Counter(line.state for line in lines if not _is_free(line))
+        return [line.hash for line in lines if _is_free(line)], left
 
     def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what has no lease."""
-
-        def gone(stored: Stored) -> Stored | None:
-            line = stored.line() if stored.fields else None
-            is_meant = line is not None and _is_free(line) and seen in (None, line.version)
-            return _gone(stored) if is_meant else None
-
-        return sum(self._records.change(key, gone) for key in keys)
+        return sum(self._change(erase, key=key, seen=seen) for key in keys)
 
     def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
         """Delete nothing: Redis deletes expired records by itself."""
@@ -431,89 +410,40 @@ class RedisAdmin:
         """Create nothing: there is no table."""
         return []
 
-    def examine(self) -> Iterator[admin.Finding]:
-        """Check that Redis is there, and what it forgets."""
-        try:
-            self._records.client.ping()
-        except Exception as error:  # whatever the application's own client may raise
-            remedy = "check that the server runs and that its URL and password are right"
-            yield admin.Finding("FAILED", "Redis", cause(error), remedy)
-            return
-        yield admin.Finding("ok", "Redis", "reachable")
+    def examine(self) -> Iterator[Finding]:
+        """Check what Redis forgets."""
         with suppress(Exception):  # hosted servers and narrow users do not allow INFO
-            memory, disk = map(self._records.client.info, ("memory", "persistence"))
+            memory, disk = map(self._messages.client.info, ("memory", "persistence"))
             policy = memory.get("maxmemory_policy", "noeviction")
             bad = f"once it is full it forgets records, and their retries run again ({policy})"
             good = not memory.get("maxmemory") or policy == "noeviction"
             remedy = "set maxmemory-policy noeviction"
-            yield admin.finding(good, "memory", "records are not evicted", bad, remedy)
+            yield finding(good, "memory", "records are not evicted", bad, remedy)
             bad = "a crash loses the records since the last snapshot, and their retries run again"
             good = disk.get("aof_enabled") != 0
-            yield admin.finding(good, "persistence", "appendonly", bad, "set appendonly yes", "advice")
+            yield finding(good, "persistence", "appendonly", bad, "set appendonly yes", "advice")
 
-    def _keys(self, start: bytes = b"", end: bytes = b"") -> Iterator[bytes]:
-        """Yield the keys that start and end so. Raises ``StoreUnavailable``."""
-        prefix, as_seen = self._records.prefix, set()
-        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + start.hex() + "*" + end.hex()
-        try:
-            for name in self._records.client.scan_iter(match=pattern, count=AT_ONCE):
-                digits = (name if isinstance(name, str) else name.decode())[len(prefix) :]
-                if _KEY.fullmatch(digits) and digits not in as_seen:
-                    as_seen.add(digits)  # SCAN may give one twice
-                    yield bytes.fromhex(digits)
-        except Exception as error:
-            raise errors.StoreUnavailable from error
+    def _fetch(self, template: Any, **values: Any) -> list[Any]:
+        return self._messages.fetch(template, values)  # type: ignore[no-any-return]
 
-    def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[admin.Line, Stored]]:
-        """Yield the records whose key's hash starts and ends so; not what cannot be read."""
-        keys = self._keys(start, end)
-        while batch := list(islice(keys, AT_ONCE)):
-            for key, reply in zip(batch, self._records.heads(batch), strict=True):
-                with suppress(errors.RecordBroken):
-                    stored = Stored.read(key, reply)
-                    if stored.fields:  # it has not expired meanwhile
-                        yield stored.line(), stored
+    def _change(self, template: Any, **values: Any) -> int:
+        return self._messages.change(template, values)[1] is not None
 
 
-def _twice(ask: Callable[[], Reply]) -> Any:
+def _twice(ask: Callable[[], Any]) -> Any:
     """Ask Redis, and once more if that fails. Raises ``StoreUnavailable`` and ``RecordBroken``."""
     with suppress(Exception):
-        return ask()()
+        return ask()
     try:
-        return ask()()
+        return ask()
     except Exception as error:
         if "WRONGTYPE" in str(error):
-            raise errors.RecordBroken from error
+            raise RecordBroken from error
         log.error("Redis failed: %s", cause(error))
-        raise errors.StoreUnavailable from error
+        raise StoreUnavailable from error
 
 
-def _answered(seen: Stored, response: StoredResponse, **fields: Any) -> Stored:
-    """Return it with a response; as failed if its status is 500 or more."""
-    answer = {
-        "state": (State.FAILED if response.status >= 500 else State.COMPLETED).value,
-        "status": response.status,
-        "headers": response.values()["headers"],
-        "bytes": None if response.body is None else len(response.body),
-        "completed": seen.now,
-    }
-    return seen.changed(response.body or b"", **_EMPTY | fields | answer)
-
-
-def _gone(seen: Stored) -> Stored:
-    return replace(seen, fields={})
-
-
-def _renewed(seen: Stored, seconds: float) -> Stored:
-    return seen.changed(lease=max(seen.fields["lease"], seen.now + seconds))
-
-
-def _audit(seen: Stored, entry: admin.AuditEntry) -> list[Any]:
-    noted = {"at": str(_time(seen.now)), "by": entry.by, "did": entry.did, "why": entry.why}
-    return [*seen.fields.get("audit", ()), noted]
-
-
-def _is_free(line: admin.Line) -> bool:
+def _is_free(line: Line) -> bool:
     """Return True if nobody works on it, and nobody must decide about it."""
     return line.state not in ("in_progress", "interrupted") and not line.waits
 

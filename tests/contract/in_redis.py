@@ -7,12 +7,10 @@ from typing import Any
 
 import redis
 
-VERSION_BYTES = 22
-
 
 def rewrite(client: redis.Redis, place: bytes, /, *, body: bytes | None = None, **fields: Any) -> None:
     """Give the record at a place other ``fields``, and another body."""
     value: Any = client.get(place)
-    head, _, stored = value[VERSION_BYTES:].partition(b"\n")
+    head, _, stored = value.partition(b"\n")
     changed = json.dumps(json.loads(head) | fields).encode()
-    client.set(place, value[:VERSION_BYTES] + changed + b"\n" + (stored if body is None else body))
+    client.set(place, changed + b"\n" + (stored if body is None else body))
