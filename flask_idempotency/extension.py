@@ -20,7 +20,7 @@ from sqlalchemy.orm import scoped_session
 from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.ports import Lock, Records, Sealer
+from flask_idempotency.core.ports import Lock, Sealer
 from flask_idempotency.drivers import raw_connection
 from flask_idempotency.session import joining, stray, transaction
 from flask_idempotency.session.databases import most_connections
@@ -150,18 +150,17 @@ class Idempotency:
             lock = RedisLock(client, prefix, on_failure=tell)
         keys = settings.encryption_keys
         sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Sealer()
-        records: Records = RedisRecords(client, prefix)
+        records: Any = RedisRecords(client, prefix)
         if has_table:
             kind = SqliteRecords if database.dialect.name == "sqlite" else PostgresRecords
             records = kind(database, table)
-        own = records.apart() if isinstance(records, PostgresRecords) else records
         in_test = partial(RecordsInTest, records) if has_table else None
         most = most_connections(database)
         # At most half of a small pool is for those that wait: all other requests need the rest.
         waiters = MAX_WAITERS if most is None or most >= USUAL_POOL_SIZE else most // 2
         engine = DecisionEngine(records, lock, sealer, time, waiters)
         databases, exempt = (app, sessions, key, database, table, records), self._exempt_endpoints
-        return AppState(*databases, scope, settings, exempt, lock, sealer, engine, own, in_test)
+        return AppState(*databases, scope, settings, exempt, lock, sealer, engine, in_test)
 
     def protect(
         self,

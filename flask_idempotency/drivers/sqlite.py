@@ -22,8 +22,8 @@ class Connection(RawConnection):
         return OPEN if self.driver.in_transaction else IDLE
 
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
-        """See :class:`RawConnection`. Values are named ``:name``."""
+        """See :class:`RawConnection`."""
         cursor = self.driver.cursor()
-        for sql in [*first, *(sql for sql, _ in statements(text))]:
+        for sql in [*first, *(sql for sql, _ in statements(text, ":{1}"))]:
             cursor.execute(sql, values or {})
         return cursor.fetchall(), cursor.rowcount

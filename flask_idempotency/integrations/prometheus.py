@@ -132,7 +132,7 @@ class RecordsCollector:
 
     def __init__(self, app: Flask, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._clock = app, clock
-        self._overview = app_state(app).own_records.admin().overview
+        self._overview = app_state(app).records.admin().overview
         self._turn, self._until = threading.Lock(), -math.inf
         self._asking: threading.Thread | None = None
         self._known, self._is_up = [_up(False)], True

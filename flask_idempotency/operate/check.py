@@ -119,7 +119,7 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
 def _examine_own_connections(state: AppState) -> Iterator[Finding]:
     """Ask on one of our own connections, as the purge after a response and observing do."""
     if state.records.atomic:
-        state.own_records.look(trial_claim().key)
+        state.records.look(trial_claim().key)
         yield Finding("ok", "own pool", "reaches the records")
 
 

@@ -115,7 +115,7 @@ class OperationTransaction:
 
     The row is locked there, and behind that the savepoint ``first`` is set. ``deferred`` says that the
     database has constraints that are deferred by definition, and ``reads_may_write`` that no text tells
-    what a SELECT does. ``again`` refers to what begins the transaction once more, and locks the row:
+    what a SELECT does. ``again`` begins the transaction once more, and locks the row:
     after a rollback of all of it, for a session that was in it before the view, and ``had_written`` or
     not. ``wrote`` says that a committed unit did more than read, and ``has_lost`` that one failed and
     its commit kept nothing. ``broken`` is why the operation can no longer commit, even if the view
@@ -236,7 +236,7 @@ class OperationTransaction:
             self.refuse(OVERLAP)
         if done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
-            self._exchange(again())
+            self._exchange(again)
             self.first = FIRST
         else:
             self._waiting = [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
@@ -276,6 +276,9 @@ class OperationTransaction:
         """Send something of ours. After an error, all waits for a rollback, as after the view's own."""
         try:
             return send()
+        except IdempotencyError as error:
+            self.broken = error
+            raise
         except self.raw.Error as error:
             self.error = error
             if self.is_lost():

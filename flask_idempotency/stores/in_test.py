@@ -1,24 +1,22 @@
 """The records in a transaction of somebody else's: of a test of the application, which rolls it back.
 
 PostgreSQL or SQLite: all is sent on one connection, and nothing is committed. An operation is
-a savepoint. Nothing locks against itself there, so it is noted which atomic operation runs, or step.
+a savepoint. Nothing locks against itself there, so one operation at a time may be atomic, or a step.
 """
 
 from __future__ import annotations
 
 import time
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
 from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, raw_of
-from flask_idempotency.session.transaction import OperationTransaction
+from flask_idempotency.drivers.raw_connection import IDLE, Answer, RawConnection, raw_of
+from flask_idempotency.session.transaction import OperationTransaction, transaction_of
 
-from .lease import Lease
-from .sqlite import SqliteHold
+from .holds import Hold, Lease, SqlRecords
 
 _SAVEPOINT = "idempotency_operation"
 
@@ -27,23 +25,21 @@ _ONE_AT_A_TIME = (
     " the fixture that rolls back"
 )
 
-_running: WeakKeyDictionary[Connection, bytes] = WeakKeyDictionary()
-"""The key of the operation whose savepoint is open on a test's connection."""
-
 
 class _Messages:
     """Sends statements of our own on a test's connection, one at a time."""
 
-    alone = ""
-
     def __init__(self, usual: Any, connection: Connection) -> None:
-        self.sql, self.prepared, self.error = usual.sql, usual.prepared, usual.error
-        self.connection = connection
+        self._usual, self.connection = usual, connection
+        self.finish, self.record_step = usual.sql.finish, usual.sql.record_step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._usual, name)
 
     def raw(self) -> RawConnection:
         """The driver's connection, which another operation may have taken."""
         raw = raw_of(self.connection.connection, self.connection.dialect)
-        raw.continues = raw.is_unsure = True
+        raw.continues = raw.is_unsure = raw.is_shown = True
         if self.connection.dialect.name == "sqlite" and raw.status() == IDLE:
             raw.send("BEGIN")  # the driver begins late, and the RELEASE of a lone SAVEPOINT commits
         return raw
@@ -56,7 +52,7 @@ class _Messages:
         """How many rows a statement changed."""
         return self._send(template, values)[1]
 
-    def _send(self, template: str, values: dict[str, Any]) -> tuple[list[tuple[Any, ...]], int]:
+    def _send(self, template: str, values: dict[str, Any]) -> Answer:
         raw = self.raw()
         try:
             return raw.send(self.prepared(template), values)
@@ -64,7 +60,7 @@ class _Messages:
             raise self.error(error) from error
 
 
-class _Hold(SqliteHold):
+class _Hold(Hold):
     """An operation, or a step, as a savepoint. That stays when it ends: others may be open in it."""
 
     def __init__(self, messages: _Messages, claim: Claim, attempt: int) -> None:
@@ -73,65 +69,54 @@ class _Hold(SqliteHold):
         raw.send(f"SAVEPOINT {_SAVEPOINT}")
         has_constraints = connection.dialect.name == "postgresql"
         transaction = OperationTransaction(connection, raw, deferred=has_constraints, first=None)
-        super().__init__(messages, claim, transaction, attempt)
-        _running[connection] = claim.key
+        super().__init__(messages, claim, transaction, attempt, claim.values())
 
-    def _commit(self) -> None:
+    def _commit(self, text: str, values: dict[str, Any]) -> None:
         """Leave the connection to the test."""
+        self.transaction.flush()
+        if self.transaction.raw.send(text, values)[1] == 0:
+            raise LeaseLost
+        self._leave()
+
+    def _leave(self) -> None:
         self._open = False
         self.transaction.leave()
         self.transaction.raw.leave()
-        _running.pop(self.transaction.connection, None)
 
     def abandon(self) -> None:
         """Undo what the view did, unless it is done."""
         if self._open:
-            self._commit()
+            self._leave()
             raw = self.transaction.raw
             if not (self.transaction.is_lost() or raw.status() == IDLE):
                 raw.send(f"ROLLBACK TO {_SAVEPOINT}")
 
 
-class _Lease(Lease):
-    def open_step(self, connection: Connection | None = None) -> _Hold:  # noqa: ARG002
-        """See :class:`Lease`."""
-        if not self._messages.fetch(self._messages.sql.attempt, self._values):
-            raise LeaseLost
-        return _Hold(self._messages, self._claim, self.attempt)
-
-
-class RecordsInTest:
+class RecordsInTest(SqlRecords):
     """The records of an application whose session is bound to a test's connection."""
 
-    def __init__(self, records: Any, connection: Connection) -> None:
-        self._messages = _Messages(records.messages, connection)
+    messages: _Messages
 
-    def look(self, key: bytes) -> Record | None:
-        """The record."""
-        sql = self._messages.sql
-        rows = self._messages.fetch(sql.look, {"key": key})
-        return Record.read(key, dict(zip(sql.looked, rows[0], strict=True))) if rows else None
-
-    def claim(self, claim: Claim) -> _Hold | _Lease | None:
-        """Insert the record and hold it."""
-        return self._hold(claim, self._messages.sql.insert)
-
-    def take_over(self, claim: Claim, as_seen: Record) -> _Hold | _Lease | None:
-        """Make a record that nobody holds ours, as its next attempt."""
-        return self._hold(claim, self._messages.sql.take_over, seen=as_seen.owner)
+    def __init__(self, records: SqlRecords, connection: Connection) -> None:
+        self.messages = _Messages(records.messages, connection)
 
     def wait(self, _key: bytes, seconds: float) -> None:
         """Pause: whoever works on the same connection cannot be waited for."""
         time.sleep(min(seconds, 0.01))
 
-    def _hold(self, claim: Claim, first: str, **more: Any) -> _Hold | _Lease | None:
-        messages, values = self._messages, claim.values()
-        running = _running.get(messages.connection, claim.key)
-        if running != claim.key:
+    def open_step(self, claim: Claim, _connection: Connection | None) -> _Hold | None:
+        """A savepoint for one step, if the record is still this claim's."""
+        rows = self.messages.fetch(self.messages.sql.attempt, claim.values())
+        return _Hold(self.messages, claim, rows[0][0]) if rows else None
+
+    def _hold(self, claim: Claim, first: str, values: dict[str, Any]) -> _Hold | Lease | Record | None:
+        messages = self.messages
+        if transaction_of(messages.connection) is not None:
+            if (record := self.look(claim.key)) is not None:
+                return record  # of a duplicate: what runs is the first request
             raise NotAtomic(_ONE_AT_A_TIME)
-        if messages.connection in _running or not messages.change(first, {**values, **more}):
+        if not messages.change(first, values):
             return None
-        ((attempt,),) = messages.fetch(messages.sql.attempt, values)
         if claim.lease_seconds is None:
-            return _Hold(messages, claim, attempt)
-        return _Lease(messages, claim, attempt=attempt)
+            return self.open_step(claim, None)
+        return Lease(self, claim, messages.fetch(messages.sql.attempt, values)[0][0])

@@ -31,7 +31,7 @@ from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import OBSERVED, SEALED_TEXT, Claim, Record, State, legible
 
 from .admin import WAITING, Finding, Line, Overview, finding
-from .lease import Lease
+from .holds import Lease
 from .lock import Client, cause, send
 from .sql_admin import SqlAdmin
 

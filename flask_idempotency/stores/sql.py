@@ -33,11 +33,10 @@ class Dialect:
 
     ``now`` is the present time, ``after`` the one so many seconds later, ``since`` the seconds that
     have passed since a time, ``oldest`` those since the earliest of several, and ``later`` the function
-    for the later of two times. ``text`` is a time as text, in UTC. ``result`` is that of a ``step`` of
-    the column ``steps``; ``with_step`` and ``with_entry`` are the columns ``steps`` and ``audit`` with
-    one more in them. ``skip`` passes by rows that others hold, and ``durably`` makes a commit wait for
-    the disk. For an overview ``bounded`` limits the time; ``percent`` of the table are read, by
-    ``sample``.
+    for the later of two times. ``array`` is one value that holds several, and ``text`` a time as text,
+    in UTC. ``result`` is that of a ``step`` of the column ``steps``; ``with_step`` and ``with_entry``
+    are the columns ``steps`` and ``audit`` with one more in them. ``skip`` passes by rows that others
+    hold. For an overview ``bounded`` limits the time; ``percent`` of the table are read, by ``sample``.
     """
 
     now: str
@@ -45,12 +44,12 @@ class Dialect:
     since: str
     oldest: str
     later: str
+    array: str
     text: str
     result: str
     with_step: str
     with_entry: str
     skip: str = ""
-    durably: str = ""
     bounded: str = ""
     percent: str = "100"
     sample: str = ""
@@ -86,9 +85,9 @@ class Statements:
         }
 
         # As texts: a driver may decode JSON.
-        self.texts = ", ".join(f"CAST({field} AS text)" for field in self.fields.values())
-        self.look = f"SELECT {self.texts}, fingerprint, body FROM {{table}} WHERE key = %(key)s"
-        self.looked = (*self.fields, "digest", "body")
+        texts = ", ".join(f"CAST({field} AS text)" for field in self.fields.values())
+        self.look = f"""SELECT {dialect.array.format(texts)}, fingerprint, body
+  FROM {{table}} WHERE key = %(key)s"""
 
         self.insert = f"""INSERT INTO {{table}}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
@@ -116,7 +115,6 @@ ON CONFLICT (key) DO NOTHING"""
                  AND (lease_expires_at IS NULL OR lease_expires_at <= {now}){skip})"""
 
         mine = "WHERE key = %(key)s AND owner = %(owner)s"
-        self.owner = "SELECT owner FROM {table} WHERE key = %(key)s"
         self.attempt = f"SELECT attempt FROM {{table}} {mine}"
 
         # May be sent twice if the connection breaks, so it does not compare the state. A record that
@@ -212,9 +210,9 @@ SELECT CASE WHEN (SELECT percent FROM sample) < 100 THEN 'estimated' ELSE 'count
         # writes nothing more. The retention begins again, and so does the count of attempts. What is
         # released waits with a lease that is over: the decision is not the end, and if no client comes
         # back, somebody must hear of it.
-        self.note = f"""{dialect.durably}UPDATE {{table}} SET audit = {dialect.with_entry}
+        self.note = f"""UPDATE {{table}} SET audit = {dialect.with_entry}
  WHERE key = (SELECT key FROM {{table}} WHERE key = %(key)s{skip})"""
-        self.settle = f"""{dialect.durably}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
+        self.settle = f"""UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
        lease_expires_at = CASE WHEN %(state)s = 'in_progress' THEN {now} END,
        created_at = CASE WHEN %(anew)s THEN {now} ELSE created_at END,
        completed_at = {now}, expires_at = {dialect.later}(expires_at, {in_ttl}),

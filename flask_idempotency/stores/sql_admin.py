@@ -22,7 +22,7 @@ from flask_idempotency.core.records import SEALED_TEXT, State, StoredResponse, S
 
 from .admin import AuditEntry, Finding, Line, Overview, finding, read_audit, read_time, reason
 from .postgres import statements
-from .postgres.failures import LOCK_NOT_AVAILABLE, QUERY_CANCELED
+from .postgres.messages import LOCK_NOT_AVAILABLE, QUERY_CANCELED
 
 _CREATE = "run `flask idempotency create-table`"
 _MIGRATE = "make a migration (the table is part of db.metadata)"
@@ -39,7 +39,6 @@ class SqlAdmin:
     remedy = "check that the file is a SQLite database and writable, and that nobody writes for long"
     """What to do if the database cannot be reached, or a record not be claimed and completed."""
 
-    _first = ""  # what each message begins with
     _alone: tuple[str, ...] = ()  # statements with which a look at the table's definition begins
     _create_index = "CREATE INDEX"
 
@@ -136,8 +135,11 @@ class SqlAdmin:
         Leaves those in progress: with a lease, or held by somebody. With ``seen``, a
         :attr:`Line.version`, there is one key, and its record is left if it has another version.
         """
-        with self._messages.writing() as run:
-            return sum(run(self._sql.erase, {"key": key, "seen": seen}).rowcount for key in keys)
+        erase = self._messages.prepared(self._sql.erase)
+        with self._messages.writing() as (_, raw):
+            deleted = sum(raw.send(erase, {"key": key, "seen": seen})[1] for key in keys)
+            raw.send("COMMIT")
+        return int(deleted)
 
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
@@ -154,8 +156,7 @@ class SqlAdmin:
         None, and none is deleted, if that takes longer. Waits for nobody, and leaves the last
         connection of a pool to others.
         """
-        with self._messages.writing(self._messages.begin(waits=False)) as run:
-            return int(run(self._sql.purge, {"batch": batch}).rowcount)
+        return int(self._messages.change(self._sql.purge, {"batch": batch}, patience=0))
 
     def create(self) -> list[str]:
         """Create the table and the indexes that are missing, and say which: never a column.
@@ -239,11 +240,11 @@ class SqlAdmin:
 
     def _fetch(self, template: str, **values: Any) -> list[Any]:
         """Return the rows of a statement that only reads."""
-        return self._messages.fetch(self._first + template, values)  # type: ignore[no-any-return]
+        return self._messages.fetch(template, values)  # type: ignore[no-any-return]
 
     def _change(self, template: str, **values: Any) -> int:
         """Return how many rows a statement has changed, committed."""
-        return self._messages.change(self._first + template, values)  # type: ignore[no-any-return]
+        return self._messages.change(template, values)  # type: ignore[no-any-return]
 
 
 _SERVER = """SELECT current_setting('server_version'), current_database(), current_user,
@@ -261,8 +262,6 @@ class PostgresAdmin(SqlAdmin):
         " transactions or sessions, not statements; let the table take what a request writes: a column"
         " of your own needs a default, and no constraint, trigger or row security may refuse a row"
     )
-    # A migration may hold the table for minutes: it waits no longer than a request does.
-    _first = statements.BRIEFLY
     # While CREATE INDEX waits for a lock, requests queue behind it, and they wait for 250 ms at most.
     _alone = (
         "SELECT pg_advisory_xact_lock(hashtext('flask idempotency create-table'))",

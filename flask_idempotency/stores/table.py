@@ -44,22 +44,18 @@ def define_table(metadata: MetaData, name: str) -> Table:
     index saves operators' commands from reading the whole table; an atomic operation is not in it. None
     may name ``state``, ``status`` or ``completed_at``.
 
-    A table with our columns was reflected from the database. It is ours, perhaps without an index.
-    Raises ``ConfigurationError`` for another one.
+    Raises ``ConfigurationError`` for any other table of that name.
     """
     there = metadata.tables.get(f"{metadata.schema}.{name}" if metadata.schema else name)
     if there is None:
         return _records(metadata, name)
-    if there.info.get(_OURS):
-        return there
-    convention = metadata.naming_convention
-    ours = _records(MetaData(metadata.schema, naming_convention=convention, info=metadata.info), name)
-    if not set(ours.columns.keys()) <= set(there.columns.keys()):
+    if not there.info.get(_OURS):
         raise ConfigurationError(
-            f"IDEMPOTENCY_TABLE makes {there.fullname} a table of the extension, but that is a table of"
-            " the application's own: choose another name for one of the two"
+            f"{there.fullname} is in the application's metadata already. If db.reflect() has found it,"
+            " call that after idempotency.init_app(); if it is a table of the application's own, choose"
+            " another IDEMPOTENCY_TABLE"
         )
-    return ours
+    return there
 
 
 def _records(metadata: MetaData, name: str) -> Table:

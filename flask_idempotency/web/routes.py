@@ -41,7 +41,6 @@ class AppState(Databases):
     lock: Lock
     sealer: Sealer
     engine: DecisionEngine
-    own_records: Records  # the same, for what no request waits for: past the application's pool
     in_test: Callable[[Any], Any] | None  # the same in the transaction of a test's connection
     unobserved_until: float = 0.0  # by time.monotonic(), after a failure
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
@@ -53,9 +52,9 @@ class AppState(Databases):
         """Add what follows from the rest."""
         _states.add(self)
         self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
-        self.observer = self._engine(self.own_records.briefly())  # for requests that are only observed
+        self.observer = self._engine(self.records.briefly())  # for requests that are only observed
         purges = self.settings.purge and self.records.atomic  # Redis forgets by itself
-        self.purge = Purge(self.own_records) if purges else None
+        self.purge = Purge(self.records) if purges else None
         # Whether the database's encoding has all characters of a name: asked once for each.
         self.can_hold = lru_cache(self.records.can_hold)
 

@@ -405,11 +405,14 @@ def checked_bind(sessions: Sessions, settings: Settings, options: Mapping[str, A
     engine, store, where = sessions.engines[key], settings.store, "the URL of the records' database"
     if store == "redis":
         return key
-    if store == "sql" and engine.dialect.name == "sqlite":
-        if isinstance(engine.pool, (SingletonThreadPool, StaticPool)):
-            raise ConfigurationError(
-                f"{where} is for a SQLite database in memory, which requests cannot share: use a file"
-            )
+    if isinstance(engine.pool, (SingletonThreadPool, StaticPool)):
+        raise ConfigurationError(
+            f"the engine of the records' database has a {type(engine.pool).__name__}, which hands one"
+            " connection to everyone, so requests would write in each other's transactions: use"
+            " QueuePool or NullPool, and for SQLite a file, not a database in memory"
+        )
+    if (store, engine.dialect.name) == ("sql", "sqlite"):
+        pass
     elif engine.dialect.name != "postgresql" or engine.dialect.is_async:
         raise ConfigurationError(
             f"{where} begins with {engine.url.drivername}://; the store {store!r} needs PostgreSQL, and"

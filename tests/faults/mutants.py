@@ -23,8 +23,8 @@ from flask_idempotency.session.joining import JoiningSession
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores import lock as redis
 from flask_idempotency.stores.admin import original
+from flask_idempotency.stores.holds import Hold, SqlRecords
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.web import settings
@@ -38,46 +38,38 @@ class Mutant:
     apply: Callable[[Flask], object]
 
 
-def _in_statements(old: str, new: str, *names: str) -> None:
-    for name in names:
-        before = getattr(statements, name)
-        if old not in before:
-            raise RuntimeError(f"{name} does not contain {old!r} any more")
-        setattr(statements, name, before.replace(old, new))
+def _in(place: Any, name: str, old: str, new: str) -> None:
+    before = getattr(place, name)
+    if old not in before:
+        raise RuntimeError(f"{name} does not contain {old!r} any more")
+    setattr(place, name, before.replace(old, new))
 
 
 def no_row_lock(_app: Flask) -> None:
     """Nobody locks the record's row, nor looks in the end whether it was still there to be changed."""
     counted = "pg_catalog.count(*)"
-    _in_statements(f"1 / {counted}::int", counted, "FINISH")
-    _in_statements("FOR UPDATE SKIP LOCKED", "", "LOCK", "TAKE_OVER")
-    before = PostgresHold.begin
-    PostgresHold.begin = (  # type: ignore[method-assign]
-        lambda messages, claim, first, lock=statements.LOCK, **more: before(
-            messages, claim, first, lock, **more
-        )
-    )
+    _in(Messages, "finish", f"1 / {counted}::int", counted)
+    _in(statements, "LOCK", "FOR UPDATE SKIP LOCKED", "")
+    _in(statements.SQL, "take_over", " FOR UPDATE SKIP LOCKED", "")
 
 
-def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
+def _in_any_case(records: PostgresRecords, claim: Claim) -> Hold:
     """A transaction that holds nothing."""
-    engine, pooled = messages.engine, messages.engine.raw_connection()
+    engine = records.messages.application
+    pooled = engine.raw_connection()
     raw = raw_of(pooled, engine.dialect)
     raw.take()
     [(xid,)], _ = raw.send(f"BEGIN; SAVEPOINT {FIRST}; SELECT txid_current()")
-    held = (claim.owner, "1", str(xid), "false", "on", "read committed")
-    row = dict(zip(statements.LOCKED, held, strict=True))
-    connection: Any = Connection(engine, pooled)
-    return PostgresHold(messages, claim, connection, raw, row, claim.values())
+    held = (claim.owner, "1", int(xid), "false", "read committed")
+    row = {**claim.values(), **dict(zip(statements.LOCKED, held, strict=True))}
+    return records._held(claim, Connection(engine, pooled), raw, row)
 
 
 def empty_is_free(_app: Flask) -> None:
     """No row from SKIP LOCKED: surely nobody has it."""
-    before = PostgresHold.begin
-    PostgresHold.begin = (  # type: ignore[method-assign]
-        lambda messages, claim, *how, **more: (
-            before(messages, claim, *how, **more) or _in_any_case(messages, claim)
-        )
+    before = PostgresRecords._hold
+    PostgresRecords._hold = (  # type: ignore[method-assign]
+        lambda self, claim, *how: before(self, claim, *how) or _in_any_case(self, claim)
     )
 
 
@@ -90,16 +82,16 @@ def redis_trusted(_app: Flask) -> None:
             mine.add(claim.owner)
         return glance
 
-    def claim_it(self: PostgresRecords, claim: Claim) -> PostgresHold | None:
+    def claim_it(self: PostgresRecords, claim: Claim) -> Any:
         hold = before(self, claim)
         trusted = claim.owner in mine
         mine.discard(claim.owner)
-        return _in_any_case(self.messages, claim) if hold is None and trusted else hold
+        return _in_any_case(self, claim) if hold is None and trusted else hold
 
     mine: set[str] = set()
-    ask, before = redis.RedisLock.acquire, PostgresRecords.claim
+    ask, before = redis.RedisLock.acquire, SqlRecords.claim
     redis.RedisLock.acquire = acquire  # type: ignore[method-assign]
-    PostgresRecords.claim = claim_it  # type: ignore[method-assign]
+    SqlRecords.claim = claim_it  # type: ignore[method-assign]
 
 
 def commit_after_answer(app: Flask) -> None:
@@ -132,7 +124,7 @@ def two_transactions(_app: Flask) -> None:
 def delete_on_error(_app: Flask) -> None:
     """The COMMIT failed: surely the record may go."""
 
-    def complete(self: PostgresHold, answer: StoredResponse) -> None:
+    def complete(self: Hold, answer: StoredResponse) -> None:
         try:
             before(self, answer)
         except StoreUnavailable:
@@ -140,8 +132,8 @@ def delete_on_error(_app: Flask) -> None:
             self._messages.change("DELETE FROM {table} WHERE key = %(key)s", key)
             raise
 
-    before = PostgresHold.complete
-    PostgresHold.complete = complete  # type: ignore[method-assign]
+    before = Hold.complete
+    Hold.complete = complete  # type: ignore[method-assign]
 
 
 def fail_open(app: Flask) -> None:
@@ -164,7 +156,7 @@ def no_scope(_app: Flask) -> None:
 
 def claim_not_committed(_app: Flask) -> None:
     """The claim is part of the business transaction."""
-    statements.CLAIM = statements.CLAIM.removesuffix("COMMIT;\n")  # another BEGIN changes nothing
+    _in(statements, "CLAIM", "COMMIT;\n", "")  # another BEGIN changes nothing
 
 
 def lock_believed_forever(_app: Flask) -> None:
@@ -184,12 +176,12 @@ def fingerprint_not_in_progress(_app: Flask) -> None:
 
 
 def never_taken_over(_app: Flask) -> None:
-    PostgresRecords.take_over = lambda *args: None  # type: ignore[method-assign]
+    SqlRecords.take_over = lambda *args: None  # type: ignore[method-assign]
 
 
 def answer_not_stored(_app: Flask) -> None:
     """The record stays "in progress"."""
-    _in_statements("state = %(state)s, ", "", "FINISH")
+    _in(Messages, "finish", "state = %(state)s, ", "")
 
 
 def errors_kept(_app: Flask) -> None:
@@ -201,20 +193,20 @@ def errors_kept(_app: Flask) -> None:
 def lost_commit_is_success(_app: Flask) -> None:
     """The connection broke in COMMIT: surely it went well."""
 
-    def complete(self: PostgresHold, answer: StoredResponse) -> None:
+    def complete(self: Hold, answer: StoredResponse) -> None:
         try:
             before(self, answer)
         except StoreUnavailable as error:
             if not isinstance(original(error.__cause__), self._messages.Error):
                 raise
 
-    before = PostgresHold.complete
-    PostgresHold.complete = complete  # type: ignore[method-assign]
+    before = Hold.complete
+    Hold.complete = complete  # type: ignore[method-assign]
 
 
 def claim_without_attempt(_app: Flask) -> None:
     """A take-over keeps the number of the attempt that died."""
-    _in_statements("ELSE attempt + 1", "ELSE attempt", "TAKE_OVER")
+    _in(statements.SQL, "take_over", "ELSE attempt + 1", "ELSE attempt")
 
 
 def another_answer(_app: Flask) -> None:

@@ -156,7 +156,7 @@ def test_a_listener_that_needs_a_context_reaches_no_response(world, left, caplog
 
 def test_the_last_connection_is_left_to_others(world, left):
     world.sql(FILL.format(10))
-    pool = world.app.extensions["idempotency"].own_records.messages.engine.pool
+    pool = world.app.extensions["idempotency"].records.messages.engine.pool
     with ExitStack() as stack:
         for _ in range(pool.size() - 1):
             stack.callback(pool.connect().close)

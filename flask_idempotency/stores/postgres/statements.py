@@ -19,15 +19,15 @@ from flask_idempotency.stores.sql import NO_LEASE, VERSION, Dialect, Statements
 
 LOCK_TIMEOUT = "250ms"
 
-# A request may have left a role on its pooled connection: our statements are sent as the one that a
-# fresh connection has. Several in one message are one transaction, so SET LOCAL holds for those behind
-# it alone.
+# A request may have left a role on its pooled connection: our
+# statements are sent as the one that a fresh connection has. Several in one message are one
+# transaction, so SET LOCAL holds for those behind it alone.
 BRIEFLY = f"""SET LOCAL role = {{role}};
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 """
 
 # In front of what is only observed.
-OBSERVING = f"""SET LOCAL statement_timeout = '{BRIEF_SECONDS * 1000:.0f}ms';
+OBSERVING = f"""{BRIEFLY}SET LOCAL statement_timeout = '{BRIEF_SECONDS * 1000:.0f}ms';
 SET LOCAL synchronous_commit = off;
 """
 
@@ -44,6 +44,9 @@ SQL = Statements(
         oldest="""extract(epoch FROM clock_timestamp()
          - min({0}) FILTER (WHERE isfinite({0})))::float8""",
         later="greatest",
+        # One array in place of as many columns: psycopg2 decodes the name of each column in Python,
+        # which takes longer than all values.
+        array="ARRAY[{}]",
         # As text: it may be infinite, before the year 1 or after 9999. BC is written, AD is not.
         text="""coalesce(replace(
          to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
@@ -57,11 +60,6 @@ SQL = Statements(
               'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
               'why', %(why)s::text)))::json""",
         skip=" FOR UPDATE SKIP LOCKED",
-        # Also on a server that commits asynchronously by default. Stronger settings stay. Unlike
-        # {settings}, this need not ask anything first.
-        durably="""SELECT set_config('synchronous_commit', 'on', true)
- WHERE current_setting('synchronous_commit') = 'off';
-""",
         # An overview is asked for again and again: it must never become a load.
         bounded="SET LOCAL statement_timeout = '3s';\n",
         percent=f"""least(100, 100.0 * {SAMPLED_PAGES} / greatest(1,
@@ -71,31 +69,25 @@ SQL = Statements(
     )
 )
 
-# One array in place of as many columns: psycopg2 decodes the name of each column in Python, which takes
-# longer than all values.
-LOOK = f"""{BRIEFLY}SELECT ARRAY[{SQL.texts}], fingerprint, body
-  FROM {{table}} WHERE key = %(key)s"""
+# In front of changes of our own. With a lease the record is the only proof that an effect may be out in
+# the world: every change of it waits for the disk, also on a server that commits asynchronously by
+# default. Stronger settings stay.
+DURABLY = f"""{BRIEFLY}SELECT set_config('synchronous_commit', 'on', true)
+ WHERE current_setting('synchronous_commit') = 'off';
+"""
 
-ECHO = "SELECT CAST(%(name)s AS text)"
-
-# The claim's transaction. That of an atomic operation is committed asynchronously: a crash that loses
-# it also loses the business transaction, which follows it in the WAL, and every process that could hold
-# the key. With a lease the record is the only proof that an effect may be out in the world: then, and
-# for every change of it, the commit waits for the disk ({settings} sees to a server that would not).
-_CLAIM = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
+# The claim of an atomic operation, and what follows: its transaction is committed asynchronously. A
+# crash that loses it also loses the business transaction, which comes after it in the WAL, and every
+# process that could hold the key.
+CLAIM = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
-{BRIEFLY}"""
-CLAIM = f"{_CLAIM}{SQL.insert};\nCOMMIT;\n"
-TAKE_OVER = f"{_CLAIM}{SQL.take_over};\nCOMMIT;\n"
-
-# Several statements in one message are one transaction, and the row count is that of the last.
-ALONE = f"{{settings}}{BRIEFLY}"
-_LEASE = f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{ALONE}"
-CLAIM_LEASE = f"{_LEASE}{SQL.insert};\nCOMMIT;\n"
-TAKE_LEASE = f"{_LEASE}{SQL.take_over};\nCOMMIT;\n"
+{BRIEFLY}%s;
+COMMIT;
+"""
+BEGIN = "BEGIN {begin};\n"
 
 # What a hold must know of the row and its transaction, in the order in which LOCK reads it.
-LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit", "isolation")
+LOCKED = ("owner", "attempt", "xid", "had_written", "isolation")
 
 # The row is locked at the top of the business transaction, at the isolation level the application
 # chose.
@@ -108,7 +100,7 @@ LOCKED = ("owner", "attempt", "xid", "had_written", "synchronous_commit", "isola
 #   left its own there.
 # - The savepoint of the first unit of work travels behind the lock, so the row is read out of a
 #   setting: some drivers show only the last result.
-_ASIDE = f"""{{settings}}SELECT set_config('idempotency.role', current_setting('role'), true),
+_ASIDE = f"""{{watch}}SELECT set_config('idempotency.role', current_setting('role'), true),
        set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
        set_config('idempotency.written', (txid_current_if_assigned() IS NOT NULL)::text, true),
        set_config('role', {{role}}, true), set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
@@ -117,7 +109,7 @@ _LOCK = """SELECT set_config('idempotency.held', concat_ws(' ', coalesce((
          SELECT concat_ws(' ', owner, attempt) FROM {table}
           WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE SKIP LOCKED), '- 0'),
        coalesce(txid_current_if_assigned(), 0), current_setting('idempotency.written'),
-       current_setting('synchronous_commit'), current_setting('transaction_isolation')), true),
+       current_setting('transaction_isolation')), true),
        set_config('role', current_setting('idempotency.role'), true),
        set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true);
 """
@@ -128,13 +120,6 @@ LOCK = _ASIDE + _LOCK + _HELD
 _WAIT = "SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE;\n"
 WAIT_AND_LOCK = _ASIDE + _WAIT + _LOCK + _HELD
 
-# The same in a transaction that the session has begun: if the lock fails, that goes on as it was.
-_GUARD = "SAVEPOINT idempotency_lock;\n"
-INSIDE = {
-    lock: f"{_GUARD}{lock.removesuffix(_HELD)}RELEASE idempotency_lock;\n{_HELD}"
-    for lock in (LOCK, WAIT_AND_LOCK)
-}
-LOCK_FAILED = "ROLLBACK TO idempotency_lock;\nRELEASE idempotency_lock"
 NOT_LOCKED = f"RELEASE {FIRST}"
 
 # Whether a function of the application's that may write is called by what looks like a read: by a name
@@ -152,40 +137,32 @@ _READS_MAY_WRITE = f"""EXISTS (SELECT FROM pg_proc
                            AND used.classid IN ('pg_rewrite'::regclass, 'pg_operator'::regclass,
                  'pg_cast'::regclass, 'pg_constraint'::regclass, 'pg_policy'::regclass))))"""
 
-# Asked once for each engine, on a connection that no request has used.
-FACTS = f"""SELECT quote_literal(current_setting('role')),
-       (SELECT quote_ident(nspname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-         WHERE pg_class.oid = to_regclass(%(table)s)),
+# Asked once for each engine, on a connection that no request has used, by the names of ``Facts``. A
+# server that does not look for dead clients by itself is told to do so in the transactions that hold a
+# record, if it can: where it runs on Linux. Half a second is below the second after which a duplicate
+# asks whether the owner is alive.
+FACTS = f"""SELECT replace(coalesce((SELECT quote_ident(nspname) || '.' || quote_ident(relname)
+         FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+         WHERE pg_class.oid = to_regclass(%(table)s)), %(table)s), '%%', '%%%%'),
+       quote_literal(current_setting('role')),
        EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND condeferred),
-       {_READS_MAY_WRITE}, current_setting('synchronous_commit'),
-       current_setting('client_connection_check_interval', true)"""
-
-# Asked once for each engine: what a transaction that holds a record must set for itself.
-# The first is sent if the setting is 0, and fails where the server's sockets cannot tell. Half a
-# second is below the second after which a duplicate asks whether the owner is alive.
-WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
-# A server that commits asynchronously by default must not do so with a response that was sent.
-SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
+       {_READS_MAY_WRITE},
+       CASE WHEN current_setting('client_connection_check_interval', true) = '0'
+             AND version() ~ 'linux'
+            THEN 'SET LOCAL client_connection_check_interval = 500; ' ELSE '' END"""
 
 # Completing and committing in one message. The view may have set a role that may not see the record, or
 # a commit that does not wait for the disk: put right first. If this is still the transaction that
 # locked the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either
 # is not so, a statement fails (division by zero) and nothing is committed. A row count would not do:
-# that of an UPDATE sent together with COMMIT is lost. So the row is read back; as it was locked, only
-# this transaction can have completed it. Reading it also lets PostgreSQL prune its page: the room of
-# older rows' first versions is used again at once, not after a VACUUM.
-_ONE_OR_FAIL = """SELECT 1 / pg_catalog.count(*)::int,
-       pg_catalog.set_config('synchronous_commit', %(synchronous_commit)s, true)"""
-_STILL_OURS = "AND pg_catalog.txid_current() = %(xid)s"
-FINISH = f"""SET LOCAL role = {{role}};
-{SQL.finish};
-{_ONE_OR_FAIL} FROM {{table}}
- WHERE key = %(key)s AND owner = %(owner)s AND state = 'completed' {_STILL_OURS}"""
-
-# A step whose writes commit with it ends the transaction that holds its row.
-FINISH_STEP = f"""SET LOCAL role = {{role}};
-WITH done AS ({SQL.record_step} {_STILL_OURS} RETURNING 1)
-{_ONE_OR_FAIL} FROM done"""
+# that of an UPDATE sent together with COMMIT is lost. The read at the end lets PostgreSQL prune the
+# row's page: the room of older rows' first versions is used again at once, not after a VACUUM.
+FINISH = """SET LOCAL role = {role};
+WITH done AS (%s AND pg_catalog.txid_current() = %%(xid)s RETURNING 1)
+SELECT 1 / pg_catalog.count(*)::int, pg_catalog.set_config('synchronous_commit',
+       coalesce(nullif(pg_catalog.current_setting('synchronous_commit'), 'off'), 'on'), true)
+  FROM done;
+SELECT FROM {table} WHERE key = %%(key)s"""
 
 # Waits for the holder's row lock, in the server: no polling, and a dead holder counts at once.
 # KEY SHARE is the weakest lock that conflicts with FOR UPDATE.
@@ -211,7 +188,7 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - A crash that loses the commit loses nothing: the records have still expired.
 PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
-{BRIEFLY}SET LOCAL lock_timeout = '50ms';
+SET LOCAL lock_timeout = '50ms';
 SET LOCAL enable_sort = off;
 SET LOCAL jit = off;
 WITH gone AS (
@@ -228,6 +205,6 @@ AFTER_RESPONSE = "SET LOCAL statement_timeout = '100ms';\n"
 
 
 # Of what was found without a lock a moment ago, only what nobody works on now.
-ERASE = f"""{{settings}}{BRIEFLY}DELETE FROM {{table}} WHERE key = ANY (ARRAY(
+ERASE = f"""DELETE FROM {{table}} WHERE key = ANY (ARRAY(
     SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {NO_LEASE}
        AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))"""

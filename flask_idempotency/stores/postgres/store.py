@@ -2,47 +2,68 @@
 
 Why locking the row proves that it is free: a holder locks it at the top of its transaction, before
 anything else, and everything the view writes is in that same transaction, which nobody but
-:meth:`PostgresHold.complete` commits. So whoever gets the lock knows that the holder's transaction has
+:meth:`Hold.complete` commits. So whoever gets the lock knows that the holder's transaction has
 ended: committed, then the record says so, or rolled back, then nothing of it exists. No clock, no
 time-out and no heartbeat is part of the argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Engine, Table
+from sqlalchemy import Connection
 
-from flask_idempotency.core.errors import RecordBroken, StoreUnavailable, TransactionConflict, sqlstate
+from flask_idempotency.core.errors import (
+    NotAtomic,
+    RequestInProgress,
+    StoreUnavailable,
+    TransactionConflict,
+    sqlstate,
+)
 from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.drivers.raw_connection import Answer
+from flask_idempotency.drivers.raw_connection import (
+    IDLE,
+    RawConnection,
+    checked_out,
+    give_back,
+    raw_of,
+)
+from flask_idempotency.session.transaction import FAILED, LASTING, OperationTransaction
+from flask_idempotency.stores.holds import CONFLICTS, Hold, Lease, SqlRecords
 
 from . import statements
-from .failures import QUERY_CANCELED, READ_ONLY
-from .holds import NOT_OURS, PostgresHold, PostgresLease, record_in
-from .messages import Messages
+from .messages import ABORTED, LOCK_NOT_AVAILABLE, READ_ONLY, Messages, is_lost
 
-# Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
-# row has changed: in either case, look again.
-_WAIT_IS_OVER = NOT_OURS | {QUERY_CANCELED}
+NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
+"""Errors that mean that somebody else has the row."""
+
+STRICT = ("repeatable read", "serializable")
+"""Levels of isolation at which a transaction keeps seeing what it saw first."""
+
+_REFUSED = {
+    ABORTED: FAILED,
+    READ_ONLY: (
+        "db.session was in a transaction that is READ ONLY when the idempotent view began: end it"
+        " before the view (db.session.rollback()), or begin it inside"
+    ),
+}
+"""By SQLSTATE, why no operation can continue a transaction."""
+
+_STRICT = (
+    "db.session had read before the idempotent view began, at {}: its transaction sees nothing of what"
+    " was committed since, not even the record. End that transaction before the view"
+    " (db.session.rollback()), or read inside"
+)
 
 
-class PostgresRecords:
+class PostgresRecords(SqlRecords):
     """The table of records, reached through an engine of the application."""
 
-    atomic = True
-    one_writer = False
-
-    def __init__(self, engine: Engine, table: Table) -> None:
-        messages = Messages(engine, table)
-        self._find: Callable[[], Messages] = lambda: messages
-
-    @cached_property
-    def messages(self) -> Messages:
-        """What sends the statements. One of our own is made when it is first needed."""
-        return self._find()
+    messages: Messages
+    kind = Messages
 
     def admin(self) -> Any:
         """Return the operator's side."""
@@ -50,73 +71,119 @@ class PostgresRecords:
 
         return PostgresAdmin(self)
 
-    def apart(self) -> PostgresRecords:
-        """The same records on connections of our own, past the pool of the application."""
-        return self._by(lambda: self.messages.own)
-
-    def briefly(self) -> PostgresRecords:
-        """The same for what is only observed: see :meth:`Messages.briefly`."""
-        return self._by(lambda: self.messages.own.briefly())  # noqa: PLW0108 -- made when it is needed
-
-    def _by(self, find: Callable[[], Messages]) -> PostgresRecords:
-        records = PostgresRecords.__new__(PostgresRecords)
-        records._find = find  # noqa: SLF001 -- of this class
-        return records
-
-    def can_hold(self, name: str) -> bool:
-        """Return True if the database gives ``name`` back as it was sent."""
-        try:
-            return self.messages.own.fetch(statements.ECHO, {"name": name}) == [(name,)]
-        except (UnicodeError, RecordBroken):
-            return False
-
-    def look(self, key: bytes) -> Record | None:
-        """The record, without a lock, in one plain read, on a connection of our own."""
-        return record_in(key, self.messages.own.send(statements.LOOK, {"key": key}))
-
-    def claim(self, claim: Claim) -> PostgresHold | PostgresLease | Record | None:
-        """Insert the record and commit it; lock the row if the operation is atomic. One round trip.
-
-        Where there is a record, an atomic operation reads it in a second one. A database that takes no
-        writes has answers that can be replayed, too.
-        """
-        try:
-            if claim.lease_seconds is None:
-                return PostgresHold.begin(self.messages, claim, statements.CLAIM)
-            return self._lease(claim, statements.CLAIM_LEASE)
-        except StoreUnavailable as error:
-            is_read_only = sqlstate(error.__cause__) == READ_ONLY
-            if is_read_only and (record := self.look(claim.key)) is not None:
-                return record
-            raise
-
-    def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | Record | None:
-        """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
-        if claim.lease_seconds is None:
-            take, seen = statements.TAKE_OVER, as_seen.owner
-            return PostgresHold.begin(self.messages, claim, take, seen=seen)
-        return self._lease(claim, statements.TAKE_LEASE, seen=as_seen.owner)
-
     def wait(self, key: bytes, seconds: float) -> None:
-        """Wait for the row's lock in the server."""
+        """Wait for the row's lock in the server; until something goes wrong: then look again."""
         milliseconds = max(1, int(seconds * 1000))
-        self._ask(_WAIT_IS_OVER, statements.WAIT, {"key": key, "milliseconds": milliseconds})
+        with suppress(StoreUnavailable, TransactionConflict):
+            self.messages.fetch(statements.WAIT, {"key": key, "milliseconds": milliseconds})
 
-    def _lease(self, claim: Claim, first: str, **more: Any) -> PostgresLease | Record | None:
-        values = {**claim.values(), **more}
-        record = record_in(claim.key, self._ask(NOT_OURS, first + statements.LOOK, values))
-        is_ours = record is not None and record.owner == claim.owner
-        return self.lease_of(claim, record.attempt) if record and is_ours else record
+    def open_step(self, claim: Claim, connection: Connection | None) -> Hold | None:
+        """A transaction that holds a lease's row: that of a connection, or a new one."""
+        step = replace(claim, lease_seconds=None, connection=connection)
+        found = self._hold(step, "", claim.values())
+        return found if isinstance(found, Hold) else None
 
-    def lease_of(self, claim: Claim, attempt: int) -> PostgresLease:
-        """The hold of a claim whose lease is in the record."""
-        return PostgresLease(self.messages, claim, attempt=attempt)
+    def _hold(self, claim: Claim, first: str, values: dict[str, Any]) -> Hold | Lease | Record | None:
+        """Commit a statement, ``first``, and hold the record: or return it, if it is somebody else's.
 
-    def _ask(self, none: frozenset[str], template: str, values: dict[str, Any]) -> Answer:
-        """The answer to a message; no rows if it fails with one of these SQLSTATEs."""
+        None where it was not read. An atomic operation locks the row, in the same round trip; in
+        another, if it continues a transaction, and so on connections of our own before. Without a
+        ``first`` the row is a lease's: others change it, and are waited for.
+        """
+        messages, lock = self.messages, statements.LOCK if first else statements.WAIT_AND_LOCK
+        if claim.lease_seconds is None and claim.connection is None:
+            begin = partial(self._begin, claim, first, lock, values)
+            return messages.twice(messages.application, begin, NOT_OURS)  # type: ignore[no-any-return]
+        if first:
+            first = f"{first};\n{messages.sql.look}"
+            record = self._record(claim.key, messages.send(first, values, NOT_OURS)[0])
+            if record is None or record.owner != claim.owner:
+                return record
+            if claim.lease_seconds is not None:
+                return Lease(self, claim, record.attempt)
+        return self._continue(claim, lock, values)
+
+    def _begin(self, claim: Claim, first: str, lock: str, values: dict[str, Any]) -> Any:
+        """Begin the transaction, on a connection of the application's pool."""
+        messages, engine = self.messages, self.messages.application
+        pooled = checked_out(engine)
+        held = raw = hold = None
         try:
-            return self.messages.own.send(template, values)
-        except (StoreUnavailable, TransactionConflict) as error:
-            if sqlstate(error.__cause__) not in none:
-                raise
-            return [], 0
+            if LASTING.intersection(engine.get_execution_options()):
+                held = Connection(engine, pooled)  # SQLAlchemy sets them here, before BEGIN
+            raw = raw_of(pooled, engine.dialect)
+            if raw.status() != IDLE:  # a listener of the pool has begun a transaction: continue that
+                held = held or Connection(engine, pooled)
+                held.begin()
+                found = self._hold(replace(claim, connection=held), first, values)
+                hold = found if isinstance(found, Hold) else None
+                return found
+            raw.take()
+            text = statements.CLAIM % first if first else ""
+            row = self._lock(raw, text + statements.BEGIN + lock, values)
+            if row["owner"] == claim.owner:
+                held = held or Connection(engine, pooled)
+                hold = self._held(claim, held, raw, row)
+                return hold
+            look = messages.prepared(statements.BRIEFLY + messages.sql.look)
+            return self._record(claim.key, raw.send(look, values, ["ROLLBACK"])[0])
+        finally:
+            if hold is None:
+                give_back(held or pooled, raw)
+
+    def _continue(self, claim: Claim, lock: str, values: dict[str, Any]) -> Hold | None:
+        """Lock the row in the transaction of a connection.
+
+        Raises ``NotAtomic`` if that has failed, may not write, or cannot see the record.
+        """
+        connection, hold = claim.connection, None
+        raw = raw_of(connection.connection, connection.dialect)
+        raw.take(continues=True)
+        try:
+            row = self._lock(raw, lock, values)
+            if row["owner"] == claim.owner:
+                hold = self._held(claim, connection, raw, row)
+                return hold
+            raw.send(statements.NOT_LOCKED)
+        except self.messages.Error as error:
+            if is_lost(error):
+                connection.invalidate(error)  # so that nobody above the view meets it again
+            if (code := sqlstate(error)) in _REFUSED:
+                raise NotAtomic(_REFUSED[code]) from error
+            raise self.messages.error(error) from error
+        finally:
+            if hold is None:
+                raw.leave()
+        if row["isolation"] in STRICT:
+            raise NotAtomic(_STRICT.format(row["isolation"].upper()))
+        return None
+
+    def _held(self, claim: Claim, held: Connection, raw: RawConnection, row: dict[str, Any]) -> Hold:
+        """The hold of a transaction in which the row is locked."""
+
+        def again() -> None:
+            """Roll back what was before the view, too; begin again, and lock the row."""
+            raw.begin_again()
+            now = self._lock(raw, statements.BEGIN + statements.LOCK, claim.values())
+            if now["owner"] != claim.owner:
+                raise RequestInProgress(retry_after=1)
+            row["xid"] = now["xid"]
+
+        facts = self.messages.facts()
+        transaction = OperationTransaction(
+            held,
+            raw,
+            deferred=facts.deferred,
+            reads_may_write=facts.reads_may_write,
+            is_strict=row["isolation"] in STRICT,
+            had_written=raw.continues and row["had_written"] == "true",
+            again=again if raw.continues else None,
+        )
+        return Hold(self.messages, claim, transaction, int(row["attempt"]), row)
+
+    def _lock(self, raw: RawConnection, text: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Send a message that locks the row; the values, and what is in ``statements.LOCKED``."""
+        ((held,),), _ = raw.send(self.messages.prepared(text, raw.level), values)
+        row = {**values, **dict(zip(statements.LOCKED, held.split(" ", 4), strict=True))}
+        row["xid"] = int(row["xid"])
+        return row

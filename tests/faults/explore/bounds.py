@@ -12,8 +12,9 @@ from unittest.mock import patch
 from flask_idempotency.core import engine, machine
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores import lock as redis
+from flask_idempotency.stores.holds import Hold, SqlRecords
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.holds import PostgresHold
+from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from tests.faults import mutants
 from tests.faults.explore.schedules import Report, explore
@@ -59,12 +60,12 @@ BOUNDS: dict[str, Bound] = {
 
 def no_owner_compared(_app: object) -> None:
     """A take-over takes whatever record is there now."""
-    mutants._in_statements("AND owner = %(seen)s", "", "TAKE_OVER")
+    mutants._in(statements.SQL, "take_over", "AND owner = %(seen)s", "")
 
 
 def no_transaction_compared(_app: object) -> None:
     """FINISH does not ask whether this is still the transaction that locked the row."""
-    mutants._in_statements("pg_catalog.txid_current() = %(xid)s", "true", "FINISH")
+    mutants._in(Messages, "finish", "pg_catalog.txid_current() = %(xid)s", "true")
 
 
 def no_marker_over_anothers_lock(_app: object) -> None:
@@ -120,7 +121,17 @@ MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
     "no_marker_over_anothers_lock": (no_marker_over_anothers_lock, Bound(faults=(FLUSH, CRASH))),
 }
 
-_TOUCHED = (statements, redis, PostgresRecords, PostgresHold, redis.RedisLock, engine.DecisionEngine)
+_TOUCHED = (
+    statements,
+    statements.SQL,
+    redis,
+    Messages,
+    PostgresRecords,
+    SqlRecords,
+    Hold,
+    redis.RedisLock,
+    engine.DecisionEngine,
+)
 
 
 @contextmanager

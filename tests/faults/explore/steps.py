@@ -16,8 +16,7 @@ from sqlalchemy import event
 
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, class_of
 from flask_idempotency.session.transaction import hook
-from flask_idempotency.stores import lock
-from flask_idempotency.stores.postgres import holds
+from flask_idempotency.stores import holds, lock
 from flask_idempotency.stores.postgres.store import PostgresRecords
 from flask_idempotency.stores.table import define_table
 from servers import plain_dsn
@@ -42,7 +41,7 @@ _TIMEOUT = re.compile(r"250(?=ms')")
 _CUT = re.compile(r"(?<=;)\s*(?=COMMIT\b)|(?<=COMMIT;)")
 _NAMES = (
     ("'idempotency.held'", "lock", Kind.CHANGE),
-    ("'completed'", "finish", Kind.CHANGE),
+    ("WITH done", "finish", Kind.CHANGE),
     ("ON CONFLICT", "insert", Kind.CHANGE),
     ("DELETE", "delete", Kind.CHANGE),
     ("UPDATE", "update", Kind.CHANGE),
@@ -142,7 +141,7 @@ class Servers:
         dirty, self._dirty = self._dirty, False
         if dirty:
             raise Violation("a connection came back to the pool with something left on it")
-        engines = self.engine, self.records.messages.own.engine
+        engines = self.engine, self.records.messages.engine
         if any(each.pool.checkedout() for each in engines) or self.ask(_OPEN):  # type: ignore[attr-defined]
             raise Violation("a connection was not given back, or a transaction is left open")
 
@@ -234,6 +233,6 @@ def _found_rows(name: str, answer: Any) -> bool:
 
 def _parts(text: str) -> list[str]:
     """A message cut before and after each COMMIT."""
-    if text.startswith("SET TRANSACTION"):  # the purge, whose COMMIT goes without saying
+    if "SET TRANSACTION" in text:  # the purge, whose COMMIT goes without saying
         text = f"BEGIN;{text};COMMIT"
     return [part for part in _CUT.split(text) if part.strip()]

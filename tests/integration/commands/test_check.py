@@ -355,7 +355,7 @@ def test_our_own_connections_are_made_ready_by_what_listens_for_a_check_out(worl
         sa.event.listen(app.extensions["sqlalchemy"].engine, "checkout", checked_out)
     assert not_ok(once(app, "check")) == {}
     with app.app_context():
-        app_state(app).own_records.messages.engine.dispose()
+        app_state(app).records.messages.engine.dispose()
 
 
 @pytest.mark.parametrize("name", ["connect", "checkout"])

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import Idempotency
+from flask_idempotency import ConfigurationError, Idempotency
 from tests.drivers import EACH
 from tests.integration.commands.purging import outside
 from tests.integration.commands.running import build, not_ok, once, runner
@@ -117,17 +117,15 @@ def test_the_longest_name_and_one_that_must_be_quoted_serve_a_table(make_world, 
     assert not not_ok(run("check"))
 
 
-def test_a_table_that_was_reflected_before_the_extension_was_set_up_serves(world, run, pay):
+def test_a_table_that_was_reflected_before_the_extension_was_set_up_is_refused(world, pay):
     pay()
     app, db = Flask("another"), SQLAlchemy()
     app.config["SQLALCHEMY_DATABASE_URI"] = world.app.config["SQLALCHEMY_DATABASE_URI"]
     db.init_app(app)
-    world.sql("drop index ix_idempotency_record_leased")
     with app.app_context():
         db.reflect()
-    Idempotency(app, db, scope=None)
-    result = once(app, "create-table")
-    assert result.output == "idempotency_record: created the index ix_idempotency_record_leased\n"
+    with pytest.raises(ConfigurationError, match=r"db.reflect\(\) .* after idempotency.init_app\(\)"):
+        Idempotency(app, db, scope=None)
 
 
 def make_world_without_tables(make_world: Any, db: SQLAlchemy, **config: Any) -> Any:

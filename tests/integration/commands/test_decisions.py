@@ -87,15 +87,15 @@ def test_every_retry_gets_the_response_that_was_given(orders):
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["resolve", *PAID, "--yes"], 8),
-        (["resolve", *PAID, "--yes", "--json"], 9),
-        (RELEASE, 8),
-        (["show"], 8),
-        (["show", "--derive", "refund"], 8),
+        (["resolve", *PAID, "--yes"], 7),
+        (["resolve", *PAID, "--yes", "--json"], 8),
+        (RELEASE, 7),
+        (["show"], 7),
+        (["show", "--derive", "refund"], 7),
     ],
 )
 def test_a_command_sends_few_messages_to_the_database(orders, postgres, command, expected):
-    """Five of them once for each process: where the table is, on a connection of our own."""
+    """Four of them once for each process: where the table is, on a connection of our own."""
     key, uri = orders.interrupt(), orders.world.app.config["SQLALCHEMY_DATABASE_URI"]
     with Network(postgres.url) as network:
         app = build(network.through(uri))

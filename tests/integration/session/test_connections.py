@@ -98,9 +98,18 @@ def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(wor
     world.sql(f"alter database {database} set synchronous_commit = off")
     with world.app.app_context():
         world.db.engine.dispose()
-    show = sa.text("show synchronous_commit")
-    protect(world, lambda: [world.db.session.scalar(show)])
-    assert world.post().json == ["on"]
+    world.sql("create table commits (how text)")
+    world.sql(
+        """create function note() returns trigger language plpgsql as $$
+        begin insert into commits select current_setting('synchronous_commit'); return null; end $$"""
+    )
+    world.sql(
+        "create constraint trigger note after update on idempotency_record"
+        " deferrable initially deferred for each row execute function note()"
+    )
+    protect(world, list)
+    assert world.post().status_code == 200
+    assert world.sql("select how from commits") == [("on",)]
     assert world.sql("show synchronous_commit") == [("off",)]
 
 
