@@ -270,6 +270,8 @@ class OperationTransaction:
             self._waiting = []
 
     def _send(self, first: list[str], text: str = "") -> Any:
+        if self.raw.status() == IDLE:  # SQLite would begin another one
+            self.refuse(NOT_OURS)
         return self._exchange(lambda: self.raw.send(text, None, first))
 
     def _exchange(self, send: Callable[[], Any]) -> Any:
