@@ -160,7 +160,7 @@ ON CONFLICT (key) DO NOTHING"""
        ELSE state END"""
         group = f"CAST(name AS text) AS name, CAST({state} AS text) AS state"
         # Each key ends with its scope; an empty tail fits them all.
-        of_scope = "substr(key, length(key) + 1 - length(%(tail)s)) = %(tail)s"
+        of_scope = "substr(key, length(key) + 1 - CAST(%(size)s AS integer)) = %(tail)s"
         named = "(CAST(%(name)s AS text) IS NULL OR name = %(name)s)"
 
         # Sorted inside, so that texts are made of a few records only. The last condition says nothing

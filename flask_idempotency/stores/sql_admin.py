@@ -70,7 +70,14 @@ class SqlAdmin:
         Only those whose key's hash begins with ``start`` and ends with ``tail``.
         """
         low, high = start.ljust(KEY_BYTES, b"\0"), start.ljust(KEY_BYTES, b"\xff")
-        values = {"low": low, "high": high, "tail": tail, "name": name, "state": state}
+        values = {
+            "low": low,
+            "high": high,
+            "tail": tail,
+            "size": len(tail),
+            "name": name,
+            "state": state,
+        }
         return [_line(row) for row in self._fetch(self._sql.lines, **values, limit=limit)]
 
     def notes(self, key: bytes) -> tuple[dict[str, StoredStep], list[AuditEntry]]:
@@ -125,7 +132,7 @@ class SqlAdmin:
 
         Of one operation if it is given. Reads all of the table's keys: a scope has no index.
         """
-        rows = self._fetch(self._sql.belonging, tail=tail, name=name)
+        rows = self._fetch(self._sql.belonging, tail=tail, size=len(tail), name=name)
         keys = [bytes(key) for key, _, _ in rows if key is not None]
         return keys, Counter({state: count for key, state, count in rows if key is None})
 

@@ -107,6 +107,7 @@ def test_interrupted_operations_are_listed_by_their_index(world):
         "low": r"'\x00'::bytea",
         "high": r"'\xff'::bytea",
         "tail": "''::bytea",
+        "size": "0",
         "name": "null",
         "state": "'interrupted'",
         "limit": "20",
