@@ -423,9 +423,6 @@ class RedisAdmin(SqlAdmin):
             good = disk.get("aof_enabled") != 0
             yield finding(good, "persistence", "appendonly", bad, "set appendonly yes", "advice")
 
-    def _fetch(self, template: Any, **values: Any) -> list[Any]:
-        return self._messages.fetch(template, values)  # type: ignore[no-any-return]
-
     def _change(self, template: Any, **values: Any) -> int:
         return self._messages.change(template, values)[1] is not None
 
