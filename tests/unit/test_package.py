@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import runpy
 import shutil
@@ -77,20 +76,6 @@ def test_the_sdist_is_the_project_and_the_wheel_is_the_package(artefacts):
     assert {".ci/run", ".ci/due"} <= programs
 
 
-def test_what_is_missing_or_too_much_is_named():
-    sdist = {*release.FILES, *(f"{name}/x" for name in release.FOLDERS), "flask_idempotency/py.typed"}
-    wheel = {"pytest_flask_idempotency.py", "flask_idempotency/py.typed", "a.dist-info/METADATA"}
-    assert release.missing_files(sdist, wheel) == []
-    said = release.missing_files(sdist - {"docs/x", "Makefile"}, wheel - {"flask_idempotency/py.typed"})
-    assert said == [
-        "sdist: Makefile is missing",
-        "sdist: docs/ is missing",
-        "wheel: flask_idempotency/py.typed is missing",
-    ]
-    [said] = release.missing_files(sdist, wheel | {"tests/conftest.py"})
-    assert said == "wheel: tests/conftest.py does not belong there"
-
-
 def test_the_wheel_works_where_the_source_is_not(artefacts, tmp_path):
     """An environment with the wheel, and this one's packages except the project itself."""
     venv.create(tmp_path / "venv")
@@ -118,17 +103,6 @@ def test_the_metadata_has_the_extras_for_users_and_each_python(artefacts):
     assert "PLACEHOLDER" not in str(said)
 
 
-def test_without_addresses_the_description_has_no_link_and_no_picture_that_leads_nowhere():
-    text = "# A\n\n![One](a/b.svg)\n\nSee [two](c.md#d), [three](https://example.org) and `x[1](2)`.\n"
-    assert described(text.replace("`x[1](2)`", "`x`"), "1.0.0", {}) == (
-        "# A\n\nSee two, [three](https://example.org) and `x`.\n"
-    )
-    assert described(text, "1.0.0", ADDRESSES).startswith(
-        "# A\n\n![One](https://example.com/raw/v1.0.0/a/b.svg)\n\n"
-        "See [two](https://example.com/blob/v1.0.0/c.md#d), [three](https://example.org)"
-    )
-
-
 @pytest.mark.parametrize("facts", [{}, ADDRESSES], ids=["unknown", "known"])
 def test_the_description_is_readme_without_a_relative_link(facts):
     readme = (ROOT / "README.md").read_text("utf-8")
@@ -138,17 +112,6 @@ def test_the_description_is_readme_without_a_relative_link(facts):
         readme.count("](docs/") - readme.count("](docs/pictures/") if facts else 0
     )
     assert ("![" in text) is bool(facts)
-
-
-def test_a_release_is_refused_while_the_owner_owes_something():
-    _metadata, owner = release.metadata()
-    assert set(owner) == {"home_page", "documentation", "security_contact", *ADDRESSES}
-    given = dict.fromkeys(owner, "https://example.com")
-    assert release.placeholders(given, "Write to: https://example.com") == []
-    contact = "PLACEHOLDER: an address"
-    said = release.placeholders({**given, "security_contact": contact}, "Write to: SECURITY_CONTACT")
-    assert said[0] == "owner.cfg: security_contact is a PLACEHOLDER: an address"
-    assert said[1].startswith("SECURITY.md: ")
 
 
 @pytest.mark.parametrize(
@@ -172,12 +135,6 @@ def test_the_readme_says_that_nothing_is_released_until_it_is():
     assert bool(said) is ("## Unreleased\n\nThis will be 0.1.0" in changelog)
 
 
-def test_a_link_that_leads_nowhere_is_named():
-    text = "[a](b.md#c) [d](../e.md) [f](g.md) [h](#i) [j](https://k.example) `[l](m)`"
-    said = release.dead_links("docs/x.md", text, ["docs/b.md", "e.md"])
-    assert said == ["docs/x.md: the link to g.md leads nowhere"]
-
-
 def test_there_is_one_version():
     version = release.metadata()[0]["version"]
     assert flask_idempotency.__version__ == version
@@ -185,11 +142,3 @@ def test_there_is_one_version():
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
     newest = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
     assert newest.startswith((f"Unreleased\n\nThis will be {version},", f"{version} - "))
-
-
-def test_the_interpreters_can_be_named(monkeypatch):
-    monkeypatch.setenv("PYTHONS", f"{sys.executable} {os.devnull}")
-    here = "{}.{}".format(*sys.version_info)
-    found, absent = release.interpreters()
-    assert found == {here: sys.executable}
-    assert absent == [series for series in release.SERIES if series != here]

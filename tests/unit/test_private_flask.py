@@ -4,8 +4,6 @@
 """
 
 import ast
-import importlib
-import inspect
 import re
 import sys
 from functools import cache
@@ -23,7 +21,6 @@ from flask_idempotency.flask_context import (
     present_context,
     present_request,
 )
-from tests.flask_releases import LEFT_OUT
 
 PACKAGE = Path(flask_idempotency.__file__).parent
 THE_FILE = PACKAGE / "flask_context.py"
@@ -74,12 +71,6 @@ def test_flask_has_one_context_for_the_application_and_the_request_or_two(plain)
 
 def is_merged():
     return "_cv_request" not in vars(flask.globals)
-
-
-@pytest.mark.parametrize("name", sorted(TAKE_THE_CONTEXT))
-def test_a_context_for_both_is_what_the_applications_methods_take_first(name):
-    first = list(inspect.signature(getattr(Flask, name)).parameters)[1:2]
-    assert (first == ["ctx"]) == is_merged()
 
 
 def test_the_present_request_and_its_context_are_those_of_flasks_proxies(plain):
@@ -147,10 +138,3 @@ def test_only_one_file_uses_what_is_private_in_flask_or_differs():
     assert {
         str(path.relative_to(PACKAGE)): names for path, names in used.items() if names
     } == CALLED_THE_SAME
-
-
-@pytest.mark.parametrize("name", [name for names in LEFT_OUT.values() for name in names])
-def test_what_is_left_out_replaces_what_handles_errors_by_a_function_without_the_context(name):
-    """When this fails, an extension is ready for Flask 3.2: take it out of the list."""
-    router = importlib.import_module(name).Api.error_router
-    assert list(inspect.signature(router).parameters) == ["self", "original_handler", "e"]

@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import flask_idempotency
-from flask_idempotency.session import sqlalchemy_private
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.sqlalchemy_private import connections, continue_nested
 from flask_idempotency.stores.own_pool import apart
@@ -85,11 +84,6 @@ def test_only_one_file_uses_what_is_private_in_a_package(package):
     assert {name: names for name, names in used.items() if names} == USED[package]
 
 
-def test_the_files_docstring_explains_each_name():
-    explained = set(re.findall(r"``(_\w+)``", sqlalchemy_private.__doc__))
-    assert {"session/sqlalchemy_private.py": explained} == USED["sqlalchemy"]
-
-
 @pytest.fixture
 def engine():
     engine = sa.create_engine("sqlite://", poolclass=sa.QueuePool)
@@ -106,14 +100,6 @@ def test_a_session_knows_the_connections_of_its_transaction(engine):
         assert connections(session) == {connection}
         session.commit()
         assert connections(session) == set()
-
-
-def test_a_newer_sessions_public_connections_are_the_same(engine):
-    """When 2.1.7 is the lowest release, they may take the place of ours."""
-    with Session(engine) as session:
-        connection = session.connection()
-        known = getattr(session.get_transaction(), "connections", {connection})
-        assert known == connections(session)
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "close"])
@@ -138,10 +124,6 @@ def test_a_session_goes_on_in_a_savepoint_of_a_transaction_that_outlives_its_own
 def test_a_pool_knows_how_many_connections_it_keeps(size, overflow, most):
     options = {"poolclass": sa.QueuePool, "pool_size": size, "max_overflow": overflow}
     assert most_connections(sa.create_engine("sqlite://", **options)) == most
-
-
-def test_a_pool_of_another_kind_tells_no_limit():
-    assert most_connections(sa.create_engine("sqlite://", poolclass=sa.NullPool)) is None
 
 
 def test_an_engine_beside_another_opens_connections_as_that_does_and_ends_with_it():

@@ -139,11 +139,6 @@ def in_its_own(path: Path) -> set[str]:
     return {Requirement(each).name for requirements in needed for each in requirements}
 
 
-def test_the_groups_are_not_in_the_metadata():
-    assert set(GROUPS) & set(_setup["options.extras_require"]) == set()
-    assert set(GROUPS) == {"test", "lint", "docs", "release"}
-
-
 def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():
     extras = set(_setup["options.extras_require"])
     for extra in (None, *sorted(extras)):
@@ -151,33 +146,6 @@ def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():
             operators = {part.operator for part in one.specifier}
             assert ">=" in operators or one.name == "flask-idempotency", f"{one} has no floor"
             assert operators <= {">=", "<"}, f"{one} leaves an application no choice"
-
-
-@pytest.mark.parametrize("yanked", ["requests==2.32.0", "requests==2.32.1", "urllib3==2.0.0"])
-def test_no_floor_was_yanked(yanked):
-    name, version = yanked.split("==")
-    [one] = [one for one in required("requests") if one.name == name]
-    assert not one.specifier.contains(version)
-
-
-def test_httpx_1_is_not_installed():
-    [httpx] = [one for one in required("httpx") if one.name == "httpx"]
-    assert httpx.specifier.contains("0.28.1")
-    assert not httpx.specifier.contains("1.0")
-    assert not httpx.specifier.contains("1.0.dev6", prereleases=True)
-
-
-def test_every_extra_that_is_named_is_there():
-    """In an error, on a page: what a reader would type."""
-    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", *files("flask_idempotency")]
-    named = {
-        extra
-        for page in pages
-        for group in re.findall(r"[Ff]lask-[Ii]dempotency\[([\w,]+)\]", page.read_text("utf-8"))
-        for extra in group.split(",")
-    }
-    assert {"encryption", "testing"} <= named
-    assert named <= set(_setup["options.extras_require"])
 
 
 def test_the_lowest_versions_are_those_of_all_that_is_required_to_run():

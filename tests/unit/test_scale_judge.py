@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from scale.judge import Books, Verdict, Window, judge
+from scale.judge import Books, Verdict, judge
 from scale.load import Answer
 
 pytestmark = pytest.mark.of_tests
@@ -31,13 +31,6 @@ def numbers(verdict):
     return {name: number for name, number in found.items() if number}
 
 
-def test_a_key_that_is_as_it_should_be():
-    verdict = judged([answer(), answer()])
-    assert numbers(verdict) == {}
-    assert verdict.is_clean
-    assert verdict.operations == 1
-
-
 @pytest.mark.parametrize(
     ("verdict", "wrong"),
     [
@@ -60,10 +53,3 @@ def test_who_gives_up_is_counted_and_loses_nothing():
     verdict = judged([answer(503)], after=books(0, 0))
     assert numbers(verdict) == {}
     assert verdict.gave_up == 1
-
-
-def test_times_are_told_by_the_faults():
-    seen = [answer(ended=0.5), answer(began=10, ended=13), answer(began=20, ended=20.1)]
-    verdict = judge(seen, books(), [answer()], books(), [Window(9, 12)])
-    found = verdict.before, verdict.during, verdict.after, verdict.longest, verdict.blocked
-    assert found == pytest.approx((0.5, 3, 0.1, 3, 12.5))
