@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -83,12 +83,10 @@ class Shop:
 
     def buy(self, order: str, policy: str = "retry", **headers: str) -> Reply:
         """One request on a connection of its own; ``order`` is its key. ``x_kill`` is X-Kill."""
-        body = json.loads(headers.pop("body", '{"amount": 5}'))
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        sent |= {"Idempotency-Key": order, "Content-Type": "application/json"}
-        sent.setdefault("Authorization", "Bearer alice")
+        sent |= {"Idempotency-Key": order, "Authorization": "Bearer alice"}
         try:
-            answer = running.send(self.url, "POST", f"/{policy}", sent, json.dumps(body))
+            answer = running.send(self.url, "POST", f"/{policy}", sent, "")
         except (OSError, http.client.HTTPException):
             return Reply(0)
         after = answer.headers["Retry-After"]
@@ -122,20 +120,6 @@ class Shop:
             return [worker for worker in workers if worker.status() == psutil.STATUS_STOPPED]
 
         return wait_until(stopped, "a worker is stopped")[0]
-
-    @contextmanager
-    def command(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """``flask idempotency …`` while it runs."""
-        command = [sys.executable, "-m", "tests.external.shop", *arguments]
-        environment = {**os.environ, **self.environment}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(
-            command, cwd=running.ROOT, env=environment, text=True, **pipes
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
 
     def run(self, *arguments: str) -> str:
         """What a command wrote, apart from its log. It must succeed."""

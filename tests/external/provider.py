@@ -5,8 +5,8 @@
 ``POST /charges`` and ``POST /mails`` with a JSON ``{"order": …}`` have an effect, which goes into the
 ledger. A second call with the same ``Idempotency-Key`` is given the first one's answer, and has none;
 ``X-Dedupe: off`` makes a provider that does not know such keys. ``X-Trouble`` is what goes wrong,
-``before`` or ``after`` the effect: ``fail-…`` answers 500, ``drop-…`` closes the connection, and
-``hold-…`` takes until somebody sends ``POST /go/<order>``. ``X-Delay`` is how many seconds it takes.
+``before`` or ``after`` the effect: ``drop-…`` closes the connection, and ``hold-…`` takes until
+somebody sends ``POST /go/<order>``.
 
 ``GET /find/<key>`` says what came of a call, ``GET /ledger`` gives all effects, ``GET /held`` the
 orders that were held.
@@ -18,7 +18,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections import defaultdict
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,12 +54,9 @@ class Provider(BaseHTTPRequestHandler):
             return
         order = json.loads(body)["order"]
         try:
-            time.sleep(float(self.headers.get("X-Delay", "0")))
-            if self.trouble("before", order):
-                return
+            self.trouble("before", order)
             effect = self.take_effect(order)
-            if self.trouble("after", order):
-                return
+            self.trouble("after", order)
             self.answer(200, effect)
         except Dropped:
             self.close_connection = True
@@ -70,27 +66,19 @@ class Provider(BaseHTTPRequestHandler):
         with lock:
             if key in by_key and self.headers.get("X-Dedupe") != "off":
                 return by_key[key]
-            effect = {
-                "what": self.path[1:],
-                "order": order,
-                "id": f"{self.path[1:]}-{len(ledger)}",
-            }
+            what = self.path[1:]
+            effect = {"what": what, "order": order, "id": f"{what}-{len(ledger)}"}
             by_key[key] = effect
             ledger.append(effect)
             return effect
 
-    def trouble(self, when: str, order: str) -> bool:
-        """Make the trouble that was asked for; whether the call has ended by it."""
+    def trouble(self, when: str, order: str) -> None:
+        """Make the trouble that was asked for."""
         what, _, at = self.headers.get("X-Trouble", "").partition("-")
-        if at != when:
-            return False
-        if what == "drop":
+        if at == when and what == "drop":
             raise Dropped
-        if what == "fail":
-            self.answer(500, None)
-            return True
-        gates[order].wait(HOLD_SECONDS)
-        return False
+        if at == when:
+            gates[order].wait(HOLD_SECONDS)
 
     def answer(self, status: int, body: Any) -> None:
         data = json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""A shop that charges at somebody else's: what gunicorn loads; run itself, it is ``flask idempotency``.
+"""A shop that charges at somebody else's: what gunicorn loads.
 
 An order is three steps: a charge at the provider, a row in the database, a mail. There is one route
 for each ``on_interrupted``; the request may ask its worker to be killed (``X-Kill``) or stopped
@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from flask import Flask, request
-from flask.cli import ScriptInfo
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -26,7 +24,6 @@ from flask_idempotency import (
     idempotent,
     operation_executed,
 )
-from flask_idempotency.cli import cli
 from flask_idempotency.session.operation import Operation
 
 LEASE_SECONDS = 1
@@ -57,8 +54,6 @@ def call(method: str, path: str, *, key: str = "", **headers: str) -> Any:
         connection.request(method, path, body, {"Idempotency-Key": key, **headers})
         point(f"{path[1:]} sent")
         response = connection.getresponse()
-        if response.status >= 500:
-            raise Retryable(f"The provider answered {response.status}.")
         return json.loads(response.read())
     except (OSError, HTTPException) as error:
         raise Retryable("The provider gave no answer.") from error
@@ -70,8 +65,6 @@ def charge(key: str) -> Any:
     point("charge begun")
     prefix = "X-Provider-"
     asked = {f"X-{name[len(prefix) :]}": v for name, v in request.headers if name.startswith(prefix)}
-    if delay := request.get_json().get("delay"):
-        asked["X-Delay"] = str(delay)
     result = call("POST", "/charges", key=key, **asked)
     point("charge made")
     return result
@@ -133,8 +126,3 @@ def create_app() -> Flask:
         app.add_url_rule(f"/{name}", name, view, methods=["POST"])
     operation_executed.connect(lambda *_, **__: point("answer stored"), app, weak=False)
     return app
-
-
-if __name__ == "__main__":
-    # The entry point is there only where the package is installed.
-    cli.main(sys.argv[1:], prog_name="flask idempotency", obj=ScriptInfo(create_app=create_app))

@@ -73,7 +73,7 @@ def test_killed_with_its_response_stored_it_is_done(shop: Shop, order: str, poli
 
 
 @pytest.mark.parametrize("dedupe", ["on", "off"])
-@pytest.mark.parametrize("trouble", ["fail-before", "drop-before", "fail-after", "drop-after"])
+@pytest.mark.parametrize("trouble", ["drop-before", "drop-after"])
 def test_a_provider_in_trouble_is_called_again_with_the_same_key(
     shop: Shop, order: str, trouble: str, dedupe: str
 ) -> None:

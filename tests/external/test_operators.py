@@ -81,12 +81,3 @@ def test_an_operator_asks_the_provider_by_the_derived_key(shop: Shop, order: str
         assert step["derived_key"] == derived["derived_key"]
         assert json.loads(step["result"]) == found
     assert len(shown["steps"]) == (where == "charge recorded")
-
-
-def test_a_resolved_operation_lacks_the_shops_own_row(shop: Shop, order: str) -> None:
-    """What the advice warns of: the charge is there, the client has its 201, the shop has nothing."""
-    interrupt(shop, order, "hold", "charge recorded")
-    key = digits(shop, "hold")
-    shop.run("resolve", key, "--status", "201", "--body", "{}", "--why", "charged", "--yes")
-    assert shop.buy(order, "hold").told == "201"
-    assert shop.counts(order) == (1, 0, 0)

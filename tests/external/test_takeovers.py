@@ -96,18 +96,3 @@ def test_a_worker_stopped_in_an_atomic_step_is_waited_for(
     assert first.result().told == "201"
     assert shop.buy(order).body == first.result().body
     assert shop.counts(order) == (1, 1, 1)
-
-
-def test_a_worker_that_nobody_took_over_may_end_late(
-    shop: Shop, clients: ThreadPoolExecutor, order: str
-) -> None:
-    first = clients.submit(shop.buy, order, "hold", x_stop="charge made")
-    worker = shop.stopped_worker()
-    try:
-        shop.wait_for_leases_to_end()
-        assert shop.buy(order, "hold").told == "409 operation-interrupted"
-    finally:
-        worker.resume()
-    assert first.result().told == "201"
-    assert shop.buy(order, "hold").body == first.result().body
-    assert shop.counts(order) == (1, 1, 1)

@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import request
 from sqlalchemy.exc import DatabaseError
 
 from flask_idempotency import current_operation, idempotent
 from tests.drivers import on
-from tests.forked import Program
-from tests.own_tests import dying_shop
 from tests.stores import BOTH
-from tests.waiting import wait_until
 
 pytestmark = on("pg8000")
 
@@ -84,23 +80,6 @@ def test_a_duplicate_meets_the_first_request(
     assert first.result().status_code == 201
     assert runs == [1]
     world.assert_clean()
-
-
-def test_a_rollback_of_the_view_is_its_own(world, pays):
-    def during():
-        write(world, 1)
-        world.db.session.flush()
-        world.db.session.rollback()
-        write(world, 2)
-        savepoint = world.db.session.begin_nested()
-        write(world, 3)
-        world.db.session.flush()
-        savepoint.rollback()
-        world.db.session.commit()
-
-    pays(during=during)
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
-    assert amounts(world) == [5, 2]
 
 
 def test_a_commit_past_the_session_is_refused(world, pays):
@@ -178,32 +157,6 @@ def test_the_views_commit_raises_what_is_deferred_to_it(world, protected):
     assert (told, amounts(world), world.count("part")) == (["23503"], [5, 6], 0)
 
 
-@pytest.mark.parametrize("does", ["read", "write"])
-def test_what_a_request_did_before_the_view_is_committed_with_it(world, pays, assert_replayed, does):
-    """And undone with it. On a replay it is left to the request, as it is without us."""
-
-    @world.app.before_request
-    def sign_in():
-        if does == "write":
-            write(world, int(request.headers["X-Before"]))
-            world.db.session.flush()
-        world.db.session.execute(sa.text("select count(*) from payment"))
-
-    def during():
-        if world.fails:
-            raise LookupError
-
-    runs = pays(during=during)
-    world.fails = True
-    assert world.post(headers={"X-Before": "1"}).status_code == 500
-    assert amounts(world) == []
-    world.fails = False
-    first = world.post(headers={"X-Before": "2"})
-    assert first.status_code == 201
-    assert_replayed(first, world.post(headers={"X-Before": "3"}))
-    assert (runs, amounts(world)) == ([1, 2], [2, 5] if does == "write" else [5])
-
-
 @pytest.mark.parametrize("atomic", [True, False])
 def test_run_gives_the_first_result(world, atomic):
     calls = []
@@ -254,22 +207,3 @@ def test_a_step_is_there_with_its_result_or_not_at_all(world, assert_replayed):
     assert (first.status_code, first.json) == (201, {"result": "saved"})
     assert_replayed(first, world.post())
     assert (steps, amounts(world)) == ([1, 1], [7])
-
-
-def test_a_killed_workers_key_is_taken_over(world, pays, tmp_path):
-    runs = pays()
-    url = world.app.config["SQLALCHEMY_DATABASE_URI"]
-    program = Program(tmp_path, {}, dying_shop.main, url)
-    try:
-        wait_until(program.lines, "the view has written")
-        assert world.post().status_code == 409
-    finally:
-        program.end()
-    told = []
-
-    def retry():
-        told.append(world.post().status_code)
-        return told[-1] != 409
-
-    wait_until(retry, "the retry runs the view")
-    assert (told[-1], runs, amounts(world)) == (201, [2], [5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,14 +13,11 @@ from flask_idempotency import ConfigurationError, NotAtomic, current_operation, 
 from flask_idempotency.testing import (
     age,
     assert_idempotent,
-    assert_idempotent_call,
-    crash_at,
     every_crash,
 )
 from tests.own_tests.conftest import (
     RECIPES,
     engine_replaced,
-    savepoint_of_the_session,
     scoped_session_bound,
     with_recipes,
 )
@@ -29,11 +25,6 @@ from tests.own_tests.conftest import (
 EACH = with_recipes(*RECIPES)
 
 TWO = with_recipes(engine_replaced, scoped_session_bound)
-
-ROLLBACKS_LEAVE_IT = with_recipes(
-    *(each for each in RECIPES if each not in (engine_replaced, savepoint_of_the_session))
-)
-"""In the other two a view's rollback() ends the test's transaction, also without the extension."""
 
 
 @pytest.fixture
@@ -82,22 +73,6 @@ def undo(shop):
     shop.db.session.add(shop.Payment(amount=1))
     shop.db.session.flush()
     shop.db.session.rollback()
-
-
-@EACH
-def test_without_the_extension_the_recipe_works(shop, connection):
-    begin(connection)
-    assert [shop.post("/plain").status_code for _ in range(2)] == [201, 201]
-    assert amounts(connection) == [5, 5]
-
-
-@ROLLBACKS_LEAVE_IT
-def test_without_the_extension_a_rollback_leaves_the_rest(shop, connection):
-    begin(connection)
-    shop.post("/plain")
-    shop.first = lambda: undo(shop)
-    assert shop.post("/plain").status_code == 201
-    assert amounts(connection) == [5, 5]
 
 
 @EACH
@@ -165,45 +140,6 @@ def test_several_operations_in_one_test(shop, connection, assert_replayed):
         assert session.scalar(sa.select(sa.func.count(shop.Payment.id))) == 7
 
 
-@pytest.mark.parametrize("path", ["/payments", "/orders"])
-@EACH
-def test_the_test_has_used_the_session_before(shop, connection, path, assert_replayed):
-    begin(connection)
-    shop.db.session.add(shop.Payment(amount=3))
-    shop.db.session.commit()
-    assert shop.db.session.query(shop.Payment).count() == 1
-    first = shop.post(path)
-    assert first.status_code == 201
-    assert_replayed(first, shop.post(path))
-    assert amounts(connection) == [3, 5 if path == "/payments" else 7]
-
-
-@EACH
-def test_a_job_that_is_not_atomic(shop, connection):
-    """What it has committed counts as that, and is not taken for changes that it left."""
-    begin(connection)
-
-    def job() -> str:
-        shop.db.session.add(shop.Payment(amount=9))
-        shop.db.session.commit()
-        return "done"
-
-    def run() -> str:
-        return shop.idempotency.run("job", job, scope=None, name="job", atomic=False)
-
-    assert assert_idempotent_call(shop.app, run, duplicates=0) == "done"
-    assert amounts(connection) == [9]
-
-
-@TWO
-def test_what_is_observed_is_rolled_back_too(shop, connection):
-    shop.app.extensions["idempotency"].settings = replace(
-        shop.app.extensions["idempotency"].settings, enforce=False
-    )
-    assert [shop.post().status_code for _ in range(2)] == [201, 201]
-    assert amounts(connection) == [5, 5]
-
-
 @TWO
 def test_age_and_the_records_grow_old(shop, connection):
     shop.post()
@@ -219,25 +155,6 @@ def test_the_kit_finds_one_effect(shop, connection):
             with crash:
                 send = {"json": {"amount": 5}, "headers": {"X-User": "alice"}, "effects": effects}
                 assert_idempotent(shop.client, "POST", path, duplicates=0, **send)
-
-
-@TWO
-def test_the_kit_finds_a_second_effect(shop, connection):
-    """A view that is called again after a crash, and has called its provider each time."""
-    shop.first = lambda: shop.charges.append(5)
-    shop.charges = []
-    send = {"json": {"amount": 5}, "headers": {"X-User": "alice"}}
-    with crash_at("before-commit", shop.app), pytest.raises(AssertionError, match="rose by 2, not"):
-        assert_idempotent(
-            shop.client, "POST", "/payments", duplicates=0, effects=lambda: len(shop.charges), **send
-        )
-
-
-@TWO
-def test_duplicates_at_once_are_refused_by_name(shop, connection):
-    with pytest.raises(ConfigurationError, match="duplicates=0"):
-        assert_idempotent(shop.client, "POST", "/payments", headers={"X-User": "alice"})
-    assert shop.runs == []
 
 
 @TWO
@@ -263,15 +180,6 @@ def test_a_rollback_of_the_view_is_its_own(shop, connection, assert_replayed):
 
 
 @EACH
-def test_what_is_left_at_the_end_is_not_committed(shop, connection):
-    shop.post(key="key-0")
-    shop.first, shop.status = lambda: undo(shop), 400
-    shop.during = lambda: shop.db.session.add(shop.Payment(amount=1))
-    assert shop.post().status_code == 400
-    assert amounts(connection) == [5, 5]
-
-
-@EACH
 def test_an_error_undoes_what_the_view_has_committed_and_the_key_may_try_again(shop, connection):
     shop.post(key="key-0")
     shop.status = 500
@@ -280,17 +188,6 @@ def test_an_error_undoes_what_the_view_has_committed_and_the_key_may_try_again(s
     shop.status = 201
     assert shop.post().status_code == 201
     assert (shop.runs, amounts(connection)) == ([1, 1, 2], [5, 5])
-
-
-@EACH
-def test_an_error_of_the_database_harms_nobody_else(shop, connection):
-    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
-    shop.post(key="key-0")
-    shop.during = lambda: shop.db.session.execute(sa.text("select nothing"))
-    assert shop.post().status_code == 500
-    shop.during = bool
-    assert shop.post().status_code == 201
-    assert amounts(connection) == [5, 5]
 
 
 @EACH
