@@ -47,7 +47,7 @@ def page(names: dict[str, Any], probing_at_once: None) -> Callable[..., Page]:
 def provider(names: dict[str, Any]) -> Iterator[Provider]:
     """A payment provider, which the application knows."""
     provider = Provider()
-    thread = threading.Thread(target=provider.server.serve_forever)
+    thread = threading.Thread(target=provider.server.serve_forever, args=[0.01])
     thread.start()
     names["app"].config["PROVIDER_URL"] = provider.url
     yield provider

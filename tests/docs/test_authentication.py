@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 
 import pytest
 from flask import session
@@ -61,13 +60,3 @@ class TestAuthentication:
         stranger = self.post(shop.app.test_client(), path)
         assert stranger.status_code == 401
         assert shop.count("idempotency_record") == 1
-
-    def test_a_forged_token_gets_the_packages_own_response(self, shop):
-        client = self.client(shop, "/api/payments", "alice")
-        assert self.post(client, "/api/payments").status_code == 201
-        client.environ_base["HTTP_AUTHORIZATION"] += "x"
-        assert self.post(client, "/api/payments").json == {"msg": "Signature verification failed"}
-
-    def test_check_finds_nothing_to_say(self, shop):
-        shop.app.extensions["idempotency"].scope = None
-        assert re.findall("(?m)^(?:FAILED|advice) .*", shop.run_command("check")) == []

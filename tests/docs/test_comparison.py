@@ -73,28 +73,3 @@ class TestOfYourOwn:
         assert (shop.count("payment"), shop.count("done")) == (0, 0)
         shop.names["then"] = lambda: None
         assert shop.post("/payments").json == {"paid": 1}
-
-    def test_a_view_that_commits_leaves_a_key_without_a_response(self, shop):
-        def commit_and_die():
-            shop.db.session.commit()
-            raise Killed
-
-        shop.names["then"] = commit_and_die
-        with pytest.raises(Killed):
-            shop.post("/payments")
-        assert shop.post("/payments").data == b""
-        assert shop.count("payment") == 1
-
-    def test_a_call_to_others_is_made_again(self, shop):
-        charges = []
-
-        def charge_and_die():
-            charges.append(5)
-            if len(charges) == 1:
-                raise Killed
-
-        shop.names["then"] = charge_and_die
-        with pytest.raises(Killed):
-            shop.post("/payments")
-        assert shop.post("/payments").status_code == 201
-        assert len(charges) == 2

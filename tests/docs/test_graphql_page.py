@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -40,13 +39,6 @@ class TestOneKeyForTheRequest:
         assert self.send(shop, amount=6).status_code == 422
         assert shop.count("payment") == 1
 
-    def test_queries_pass_and_see_what_is_new(self, shop):
-        seen = []
-        for key in "order-7", "order-8":
-            seen.append(self.send(shop, "{ payments }", "query").json["data"]["payments"])
-            self.send(shop, key=key, amount=5)
-        assert seen == [0, 1]
-
     def test_a_mutation_without_a_key_is_rejected(self, shop):
         answer = self.send(shop, key=None, amount=5)
         assert (answer.status_code, answer.json["type"].split(":")[-1]) == (400, "key-required")
@@ -55,14 +47,6 @@ class TestOneKeyForTheRequest:
             body = {"query": named, "operationName": operation}
             assert shop.post("/graphql", body, key=None).status_code == status
         assert shop.count("payment") == 0
-
-    @pytest.mark.parametrize("query", ["mutation {", "{ payments } { payments }"])
-    def test_what_cannot_run_is_an_error_of_graphql(self, shop, query):
-        answer = self.send(shop, query, key=None)
-        assert (answer.status_code, "errors" in answer.json) == (200, True)
-
-    def test_a_batch_is_rejected(self, shop):
-        assert shop.post("/graphql", [{"query": PAY}], key=None).status_code == 400
 
     def test_errors_are_not_stored_and_undo_the_mutations_before(self, shop):
         several = "mutation ($second: Int!) { a: pay(amount: 5) { id } b: pay(amount: $second) { id } }"
@@ -75,39 +59,6 @@ class TestOneKeyForTheRequest:
         answers = [self.send(shop, several, "order-8", second=6) for _ in range(2)]
         assert answers[0].json == answers[1].json
         assert shop.count("payment") == 2
-
-    def test_nor_is_a_failure_of_the_view(self, shop):
-        execute = shop.names.pop("execute")
-        assert self.send(shop, amount=5).status_code == 500
-        shop.names["execute"] = execute
-        assert self.send(shop, amount=5).json["data"]["pay"] is not None
-
-    def test_a_rejection_may_have_the_form_of_graphql(self, shop):
-        @shop.app.errorhandler(shop.names["IdempotencyError"])
-        def as_graphql(problem):
-            return {"errors": [{"message": problem.title}]}, problem.status
-
-        answer = self.send(shop, key=None, amount=5)
-        assert (answer.status_code, list(answer.json)) == (400, ["errors"])
-
-    def test_by_default_errors_are_stored(self, shop):
-        view = shop.names["idempotent"](key=shop.names["key_of_mutation"], required=False)
-        shop.app.add_url_rule(
-            "/default", "default", view(lambda: {"data": None, "errors": []}), methods=["POST"]
-        )
-        body = {"query": PAY, "extensions": {"idempotencyKey": "k"}}
-        answers = [shop.post("/default", body, key=None) for _ in range(2)]
-        assert answers[1].headers["Idempotent-Replayed"] == "true"
-
-    def test_a_resolver_that_leaves_changes_is_refused_where_its_response_would_be_stored(self, shop):
-        def forgets(account, amount):
-            shop.db.session.add(shop.names["Payment"](account=account, amount=amount))
-            shop.db.session.flush()
-            return {"id": 1, "amount": amount}
-
-        shop.names["save_payment"] = forgets
-        assert self.send(shop, amount=5).status_code == 500
-        assert shop.count("payment") == 0
 
 
 class TestAKeyForEachMutation:
@@ -138,27 +89,6 @@ class TestAKeyForEachMutation:
         self.send(shop, self.mutation())
         [error] = self.send(shop, self.mutation(second=7))["errors"]
         assert (error["path"], error["extensions"]["code"]) == (["b"], "key-reused")
-
-    def test_one_that_still_runs_says_when_to_come_again(self, shop):
-        running, go_on, save = threading.Event(), threading.Event(), shop.names["save_payment"]
-
-        def slowly(account, amount):
-            running.set()
-            assert go_on.wait(20)
-            return save(account, amount)
-
-        slowly.__module__, slowly.__qualname__ = save.__module__, save.__qualname__
-        shop.names["save_payment"] = slowly
-        first = threading.Thread(target=lambda: self.send(shop, self.mutation()))
-        first.start()
-        assert running.wait(20)
-        one = {"query": 'mutation { pay(amount: 5, idempotencyKey: "1") { id } }'}
-        [error] = self.send(shop, one)["errors"]
-        go_on.set()
-        first.join()
-        assert error["extensions"]["code"] == "request-in-progress"
-        assert error["extensions"]["retryAfter"] >= 1
-        assert shop.count("payment") == 2
 
     def test_one_without_a_key_is_not_run(self, shop):
         answer = self.send(shop, {"query": "mutation { pay(amount: 5) { id } }"})

@@ -84,6 +84,14 @@ def parsed(message: str) -> tuple[str, dict[str, str], str]:
     return first, dict(line.split(": ", 1) for line in lines), body.strip()
 
 
+CONFLICT = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"
+BUSY = Retryable("The payment provider is busy.", retry_after=5)
+
+
+def raises(error: BaseException) -> Any:
+    raise error
+
+
 class Shop:
     """The API of the HTTP reference, with a way into each situation that the page describes."""
 
@@ -98,81 +106,36 @@ class Shop:
         )
         self.db.init_app(self.app)
         Idempotency(self.app, self.db, scope=lambda: request.headers.get("X-User"))
-
-        @self.app.post("/payments")
-        @idempotent
-        def pay() -> Any:
-            answer = {"id": 1, "amount": request.get_json()["amount"]}
-            return answer, 201, {"Location": "/payments/1"}
-
-        @self.app.post("/slow")
-        @idempotent
-        def wait() -> Any:
-            self.running.set()
-            self.go_on.wait(20)
-            return {}
-
-        @self.app.post("/transfers")
-        @idempotent(fingerprint="json")
-        def transfer() -> Any:
-            return {}
-
-        @self.app.post("/withdrawals")
-        @idempotent(authorize_replay=lambda operation: self.allowed)
-        def withdraw() -> Any:
-            return {}
-
-        @self.app.post("/reports")
-        @idempotent
-        def report() -> Any:
-            return "x" * 2000, 201, {"Location": "/reports/1"}
-
-        @self.app.post("/orders")
-        @idempotent(refuse_old_keys=True)
-        def order() -> Any:
-            return {}
-
-        @self.app.post("/conflicts")
-        @idempotent
-        def conflict() -> Any:
-            raising = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"
-            self.db.session.execute(sa.text(raising))
-            return {}
-
-        self.add_leased_views()
+        views: list[tuple[str, dict[str, Any], Any]] = [
+            ("payments", {}, self.pay),
+            ("slow", {}, self.wait),
+            ("transfers", {"fingerprint": "json"}, dict),
+            ("withdrawals", {"authorize_replay": lambda _operation: self.allowed}, dict),
+            ("reports", {}, lambda: ("x" * 2000, 201, {"Location": "/reports/1"})),
+            ("orders", {"refuse_old_keys": True}, dict),
+            ("conflicts", {}, lambda: self.db.session.execute(sa.text(CONFLICT))),
+            ("charges", {"atomic": False}, lambda: raises(Killed())),
+            ("donations", {"atomic": False}, lambda: raises(Killed())),
+            ("busy", {"atomic": False}, lambda: raises(BUSY)),
+        ]
+        for name, options, view in views:
+            protected = idempotent(name=name, **options)(view)
+            self.app.add_url_rule(f"/{name}", name, protected, methods=["POST"])
         if create:
             with self.app.app_context():
                 self.db.create_all()
 
-    def add_leased_views(self) -> None:
-        """Views that are not atomic."""
+    def pay(self) -> Any:
+        return {"id": 1, "amount": request.get_json()["amount"]}, 201, {"Location": "/payments/1"}
 
-        @self.app.post("/charges")
-        @idempotent(atomic=False)
-        def charge() -> Any:
-            raise Killed
+    def wait(self) -> Any:
+        self.running.set()
+        self.go_on.wait(20)
+        return {}
 
-        @self.app.post("/busy")
-        @idempotent(atomic=False)
-        def be_busy() -> Any:
-            raise Retryable("The payment provider is busy.", retry_after=5)
-
-        @self.app.post("/donations")
-        @idempotent(atomic=False)
-        def donate() -> Any:
-            raise Killed
-
-    def digits(self) -> str:
-        """Those of the donation, by which a command finds its record."""
-        find = sa.text("SELECT encode(key, 'hex') FROM idempotency_record WHERE name = 'donate'")
+    def sql(self, statement: str) -> Any:
         with self.app.app_context(), self.db.engine.begin() as connection:
-            return str(connection.scalar(find))[:8]
-
-    def end_leases(self) -> None:
-        """As if so much time had passed."""
-        end = sa.text("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
-        with self.app.app_context(), self.db.engine.begin() as connection:
-            connection.execute(end)
+            return connection.execute(sa.text(statement))
 
     def post(self, path: str, key: str = "example", **changes: Any) -> Any:
         """A request as the page's first one; a header may be None."""
@@ -190,9 +153,10 @@ class Shop:
         if problem in {"operation-interrupted", "operation-failed"}:
             with pytest.raises(Killed):
                 self.post(path)
-            self.end_leases()
+            self.sql("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
         if problem == "operation-failed":
-            words = ["release", "--fail", "--why=it cannot be found out", self.digits()]
+            listed = self.app.test_cli_runner().invoke(cli, ["list", "--operation", "donations"]).output
+            words = ["release", "--fail", "--why=it cannot be found out", listed.split("\n")[1][:8]]
             assert self.app.test_cli_runner().invoke(cli, words).exit_code == 0
         if problem in {"replay-forbidden", "response-not-kept"}:
             assert self.post(path).status_code < 300

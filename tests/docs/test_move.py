@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from flask import Flask, Response, g, request
 
-from flask_idempotency import KeyMalformed, RequestInProgress, idempotent, operation_observed
+from flask_idempotency import KeyMalformed, idempotent, operation_observed
 from flask_idempotency.core.keys import parse_key
 from tests.docs.how_to import Page
 from tests.docs.pages import RECIPES, ROOT, apps, blocks
@@ -103,12 +102,6 @@ def old(shop) -> Iterator[OldCode]:
         shop.db.engine.dispose()
 
 
-@pytest.fixture
-def before(old) -> Callable[..., Any]:
-    """Sends a request to the old code, whose worker may be killed before or after the charge."""
-    return old.send
-
-
 def end_leases(shop: Page) -> None:
     shop.sql("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
 
@@ -128,18 +121,6 @@ class TestBefore:
         assert [answer.json for answer in answers] == [{"ordered": 5}] * 3
         assert seen == [("executed", None), ("replayed", None), ("rejected", "key-reused")]
 
-    def test_below_the_old_code_it_sees_no_retry(self, shop, old):
-        seen = []
-
-        def note(_sender, event, **_more):
-            seen.append(event.would)
-
-        old.orders = idempotent(enforce=False, name="orders")(old.orders)
-        shop.app.add_url_rule("/old", "old", lambda: old.view("orders"), methods=["POST"])
-        with operation_observed.connected_to(note, shop.app):
-            assert [shop.post("/old").status_code for _ in range(2)] == [201, 201]
-        assert seen == ["executed"]
-
     def test_the_query_finds_the_keys_that_are_refused(self, shop):
         keys = ["k-1", "8e03978e-40d5", "{a}[b]", '"k 1, k"', "k 1", "a,b", "a;b", "a\\b", 'a"b', '"a']
         keys += ['""', '"a"b', "größe", '"größe"', "a\tb", "x" * 255, "x" * 256]
@@ -147,12 +128,11 @@ class TestBefore:
             rows = [{"account_id": "alice", "key": key} for key in keys]
             connection.execute(sa.insert(shop.names["OldKey"]), rows)
         [query] = blocks(RECIPES / "own-keys.md", "postgres")
-        assert {key for _, key in shop.sql(query.text.replace(":", "\\:"))} == set(
-            filter(_refused, keys)
-        )
+        found = {key for _, key in shop.sql(query.text.replace(":", "\\:"))}
+        assert found == set(filter(_refused, keys))
 
-    @pytest.mark.parametrize("key", ["order 17, try again", "größe"])
-    def test_a_charge_under_such_a_key_ends(self, shop, before, provider, key):
+    def test_a_charge_under_such_a_key_ends(self, shop, old, provider):
+        key = "order 17, größe"
         names, charge = shop.names, shop.names["create_charge"].__wrapped__.__wrapped__
         text = (RECIPES / "own-keys.md").read_text(encoding="utf-8")
         taken = 'key=lambda: request.headers.get("Idempotency-Key")'
@@ -161,7 +141,7 @@ class TestBefore:
         view = names["old_keys_first"](idempotent(**options)(charge))
         shop.app.add_url_rule("/odd", "odd", view, methods=["POST"])
         with pytest.raises(Killed):
-            before("/charges", "after", key)
+            old.send("/charges", "after", key)
         assert [shop.post("/charges", key=key).status_code for _ in range(2)] == [400, 400]
         assert [shop.post("/odd", key=key).json for _ in range(2)] == [{"charge": "ch_0", "id": 1}] * 2
         assert (provider.ledger, shop.count("payment")) == (["charge-1"], 1)
@@ -179,51 +159,31 @@ class TestMove:
     """What the old code did with its table, the switch, and the retries: charges are counted."""
 
     @pytest.mark.parametrize("path", ["/orders", "/charges", "/transfers"])
-    def test_an_old_key_gets_its_old_response(self, shop, before, provider, path):
-        first, retry = before(path), shop.post(path)
+    def test_an_old_key_gets_its_old_response(self, shop, old, provider, path):
+        first, retry = old.send(path), shop.post(path)
         assert (retry.status_code, retry.data) == (201, first.data)
         assert retry.headers["Idempotent-Replayed"] == "true"
         assert len(provider.ledger) == (0 if path == "/orders" else 1)
 
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_a_charge_that_was_cut_off_is_made_once(self, shop, before, provider, when):
+    def test_a_charge_that_was_cut_off_is_made_once(self, shop, old, provider, when):
         with pytest.raises(Killed):
-            before("/charges", when)
+            old.send("/charges", when)
         answers = [shop.post("/charges") for _ in range(2)]
         assert [answer.json for answer in answers] == [{"charge": "ch_0", "id": 1}] * 2
         assert answers[1].headers["Idempotent-Replayed"] == "true"
         assert (provider.ledger, shop.count("payment")) == (["charge-1"], 1)
 
-    def test_it_is_made_once_even_if_a_worker_of_the_new_code_dies_too(
-        self, shop, before, provider, monkeypatch
-    ):
+    def test_an_order_that_was_cut_off_runs(self, shop, old):
         with pytest.raises(Killed):
-            before("/charges", "after")
-        with monkeypatch.context() as patched:
-            patched.setitem(shop.names, "save_payment", lambda _charge: (_ for _ in ()).throw(Killed))
-            with pytest.raises(Killed):
-                shop.post("/charges")
-        end_leases(shop)
-        assert shop.post("/charges").json == {"charge": "ch_0", "id": 1}
-        assert (provider.ledger, shop.count("payment")) == (["charge-1"], 1)
-
-    @pytest.mark.parametrize("path", ["/orders", "/charges", "/transfers"])
-    def test_a_new_key_is_protected(self, shop, provider, path):
-        first, retry = shop.post(path), shop.post(path)
-        assert (first.status_code, retry.data) == (201, first.data)
-        assert "Idempotent-Replayed" in retry.headers
-        assert len(provider.ledger) == (0 if path == "/orders" else 1)
-
-    def test_an_order_that_was_cut_off_runs(self, shop, before):
-        with pytest.raises(Killed):
-            before("/orders", "before")
+            old.send("/orders", "before")
         assert shop.post("/orders").json == {"ordered": 5}
 
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_where_nobody_knows_an_operator_decides(self, shop, before, provider, when):
+    def test_where_nobody_knows_an_operator_decides(self, shop, old, provider, when):
         provider.deduplicates = False
         with pytest.raises(Killed):
-            before("/transfers", when)
+            old.send("/transfers", when)
         for _ in range(2):
             assert shop.post("/transfers").json["type"].endswith("operation-interrupted")
         assert len(provider.ledger) == (when == "after")
@@ -235,19 +195,6 @@ class TestMove:
         else:
             shop.run_command("release", listed, "--why", "the provider knows nothing of it")
         assert shop.post("/transfers").json == {"transfer": "ch_0"}
-        assert len(provider.ledger) == 1
-
-    def test_where_the_provider_does_not_answer_an_operator_decides_too(self, shop, provider):
-        provider.deduplicates, provider.loses = False, 1
-        for _ in range(2):
-            assert shop.post("/transfers").json["type"].endswith("operation-interrupted")
-        assert len(provider.ledger) == 1
-
-    def test_what_the_operator_writes_into_the_old_table_is_the_response(self, shop, before, provider):
-        with pytest.raises(Killed):
-            before("/charges", "after")
-        shop.sql("UPDATE old_key SET status = 201, body = '{\"id\": 7}' WHERE status IS NULL")
-        assert shop.post("/charges").json == {"id": 7}
         assert len(provider.ledger) == 1
 
     def test_a_task_of_the_old_code_is_not_done_again(self, shop, old):
@@ -262,43 +209,18 @@ class TestMove:
         with old.app.app_context():  # back
             assert json.loads(old.once("alice", "order-8", old.invoices)[0]) == {"invoice": 8}
 
-    def test_a_release_in_between_runs_beside_the_old_code(self, shop, before):
-        answer = self._between(shop)
-        with pytest.raises(Killed):
-            before("/orders", "before")  # as if it still ran
-        refused = answer()
-        assert refused.status_code == 409
-        assert refused.json["type"].endswith(":request-in-progress")  # clients send it again
-        shop.sql("DELETE FROM old_key")
-        assert answer().status_code == 201
-        assert before("/orders").json == {"ordered": 5}
-        assert shop.count("old_key") == 1
-
-    def test_a_race_with_the_old_code_is_rolled_back(self, shop, before):
-        answer = self._between(shop, lambda: before("/orders"))
-        assert answer().status_code == 500
-        assert shop.count("old_key") == 1
-        assert answer().json == {"ordered": 5}
-
-    def _between(self, shop: Page, meanwhile: Callable[[], Any] = lambda: None) -> Callable[[], Any]:
-        def wait_for_the_old_code(view):
-            @wraps(view)
-            def wrapper():
-                if g.cut_off:
-                    raise RequestInProgress(retry_after=1)
-                return view()
-
-            return wrapper
-
+    def test_a_race_with_the_old_code_is_rolled_back(self, shop, old):
         @shop.app.post("/between")
         @shop.names["old_keys_first"]
-        @wait_for_the_old_code
         @idempotent
         def between():
-            meanwhile()
+            if not g.cut_off:
+                old.send("/orders")
             return shop.names["create_order"].__wrapped__.__wrapped__()
 
-        return lambda: shop.post("/between")
+        assert shop.post("/between").status_code == 500
+        assert shop.count("old_key") == 1
+        assert shop.post("/between").json == {"ordered": 5}
 
 
 class TestGoBack:
@@ -312,15 +234,8 @@ class TestGoBack:
         assert old.done == []
         assert (len(provider.ledger), shop.count("payment")) == (path != "/orders", path == "/charges")
 
-    @pytest.mark.parametrize("path", ["/orders", "/charges", "/transfers"])
-    def test_without_the_old_rows_it_doubles(self, shop, old, path):
-        shop.names["WRITE_OLD_ROWS"] = False
-        shop.post(path)
-        old.send(path)
-        assert old.done == [path[1:]]
-
-    @pytest.mark.parametrize("path", ["/charges", "/transfers"])
-    def test_a_card_that_was_declined_stays_so(self, shop, old, provider, path):
+    def test_a_card_that_was_declined_stays_so(self, shop, old, provider):
+        path = "/charges"
         provider.refuses = 402
         first = shop.post(path)
         provider.refuses = 0

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
-from flask_idempotency.web.settings import Settings
+from flask_idempotency import OperationInterrupted, current_operation
 from tests.docs.how_to import Page
 from tests.killed import Killed
 
@@ -40,12 +39,6 @@ class TestCallsToOtherServices:
     @pytest.fixture
     def shop(self, page, provider) -> Page:
         return page("other-services.md")
-
-    def test_a_payment_is_charged_and_saved_once(self, shop, provider):
-        first, retry = shop.post("/payments"), shop.post("/payments")
-        assert (first.status_code, first.json) == (201, {"charge": "ch_0", "id": 1})
-        assert retry.data == first.data
-        assert (len(provider.ledger), shop.count("payment")) == (1, 1)
 
     def test_a_declined_card_is_stored(self, shop, provider):
         provider.refuses = 402
@@ -143,19 +136,6 @@ class TestCallsToOtherServices:
         assert shop.post("/transfers").json == {"id": 1, "transfer": "ch_0"}
         assert (len(provider.ledger), shop.count("payment")) == (1, 1)
 
-    def test_a_callable_that_answers_later_is_asked_again(self, shop, kill):
-        asked = []
-        shop.names["work"] = dict
-
-        @shop.app.post("/later")
-        @idempotent(atomic=False, on_interrupted=lambda _: asked.append(True) or ({}, 429))
-        def later():
-            return shop.names["work"]()
-
-        kill(shop, "/later", "work", after=False)
-        assert [shop.post("/later").status_code for _ in range(2)] == [429, 429]
-        assert asked == [True, True]
-
     def test_a_view_that_does_not_know_leaves_the_operation_interrupted(self, shop, provider):
         real = shop.names["requests"]
         shop.names["requests"] = _Times(real, real.ReadTimeout)
@@ -175,39 +155,6 @@ class TestCallsToOtherServices:
         )
         assert shop.post("/bookings").status_code == 201
 
-    def test_a_view_that_knows_frees_the_key(self, shop, provider):
-        real = shop.names["requests"]
-        shop.names["requests"] = _Times(real, real.ConnectTimeout)
-        assert shop.post("/bookings").status_code == 503
-        shop.names["requests"] = real
-        assert shop.post("/bookings").status_code == 201
-
-    def test_a_step_costs_two_messages(self, shop, postgres):
-        """So says the page. What is recorded is read before the view runs again."""
-        assert postgres.controllable, "a given server does not show its log: unset DATABASE_URL"
-        ((database,),) = shop.sql("SELECT current_database()")
-        shop.sql(f"ALTER DATABASE {database} SET log_statement = 'all'")
-        with shop.app.app_context():
-            shop.db.engine.dispose()  # the setting is for new connections
-        seen = []
-
-        def count(name):
-            before = len(postgres.log)
-            current_operation.step(name, dict)
-            seen.append(postgres.log[before:].count("LOG:  statement: "))
-
-        @shop.app.post("/counted")
-        @idempotent(atomic=False)
-        def counted():
-            count("a")
-            if current_operation.attempt == 1:
-                raise Retryable
-            count("b")
-            return {}
-
-        assert [shop.post("/counted").status_code for _ in range(2)] == [503, 200]
-        assert seen == [2, 0, 2]
-
     def test_who_releases_after_the_retention_still_has_the_steps(self, shop, provider, kill):
         kill(shop, "/payments", "save_payment", after=False)
         shop.sql("UPDATE idempotency_record SET expires_at = now() - interval '1 hour'")
@@ -216,11 +163,6 @@ class TestCallsToOtherServices:
         provider.deduplicates = False
         assert shop.post("/payments").status_code == 201
         assert len(provider.ledger) == 1
-
-
-def test_the_usual_lease_outlives_the_worker():
-    """Gunicorn ends a worker that is silent for 30 seconds, by default and in the example."""
-    assert Settings.lease > 30
 
 
 class _Times:

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import NotAtomic, idempotent
+from flask_idempotency import idempotent
 from tests.docs.how_to import Page
 from tests.docs.pages import ROOT, blocks
 
@@ -61,20 +61,6 @@ class TestSessionPage:
         assert [shop.post("/transfers").status_code for _ in range(2)] == [503, 503]
         assert (shop.count("payment"), shop.count("note")) == (0, 2)
 
-    def test_what_a_listener_of_before_commit_writes_commits_with_the_operation(self, shop):
-        @sa.event.listens_for(shop.db.session, "before_commit")
-        def write_outbox(session):
-            session.add(shop.names["Note"](text="order created"))
-
-        @shop.app.post("/shipments")
-        @idempotent
-        def create_shipment():
-            shop.db.session.commit()
-            return {}, 201
-
-        assert [shop.post("/shipments").status_code for _ in range(2)] == [201, 201]
-        assert shop.sql("SELECT text FROM note") == [("order created",)]
-
     def test_reads_outside_of_operations_go_to_the_replica(self, make_world, postgres):
         names: dict[str, Any] = {}
         [code] = [each for each in blocks(ROOT / "docs/session.md", "python") if "routing" in each.mark]
@@ -98,16 +84,3 @@ class TestSessionPage:
         assert [answer.json for answer in answers] == [answers[0].json] * 2
         assert answers[0].json["from"] != world.client.get("/database").text == "replica"
         assert world.count() == 1
-
-    def test_a_double_of_commit_is_noticed(self, shop, monkeypatch):
-        @shop.app.post("/notes")
-        @idempotent
-        def create_note():
-            shop.db.session.add(shop.names["Note"](text="not committed"))
-            shop.db.session.commit()
-            return {}, 201
-
-        monkeypatch.setattr(shop.db.session, "commit", shop.db.session.flush)
-        shop.app.config["PROPAGATE_EXCEPTIONS"] = True
-        with pytest.raises(NotAtomic, match="nobody committed"):
-            shop.post("/notes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -47,27 +46,6 @@ class TestToolCalls:
             assert self.call(shop, "tip", call_id, amount=100)[1] is False
         assert shop.count("payment") == 2
         assert self.call(shop, "tip", amount=100)[1] is True
-
-    def test_a_call_while_the_first_runs_is_told_to_wait(self, shop):
-        running, go_on, save = threading.Event(), threading.Event(), shop.names["save_payment"]
-
-        def slowly(*arguments):
-            running.set()
-            assert go_on.wait(20)
-            return save(*arguments)
-
-        shop.names["save_payment"] = slowly
-        results = []
-        pay = {"name": "pay_order", "order": "7", "amount": 500}
-        first = threading.Thread(target=lambda: results.append(self.call(shop, **pay)))
-        first.start()
-        assert running.wait(20)
-        text, failed = self.call(shop, **pay)
-        go_on.set()
-        first.join()
-        assert results == [('{"payment": 1}', False)]
-        assert (failed, "then repeat this call." in text) == (True, True)
-        assert shop.count("payment") == 1
 
     def test_an_end_that_nobody_knows_is_not_called_again(self, shop):
         def send_parcel(_account):
