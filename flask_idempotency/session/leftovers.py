@@ -14,6 +14,7 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.logs import log
+from flask_idempotency.drivers.raw_connection import raw_of
 
 from .sqlalchemy_private import begun_by, connections
 from .transaction import transaction_of
@@ -52,9 +53,7 @@ def holds_changes(session: Session | None) -> bool:
     """Return True if a session holds changes that nobody has committed. Asks the server."""
     if session is None or has_unsaved(session):
         return session is not None
-    with suppress(SQLAlchemyError):  # it has failed, or its connection is lost: it cannot be asked
-        return any(map(has_written, connections(session)))
-    return False
+    return any(map(has_written, connections(session)))
 
 
 def waits_for_commit(session: Session | None) -> bool:
@@ -65,7 +64,7 @@ def waits_for_commit(session: Session | None) -> bool:
 def has_written(connection: Connection) -> bool:
     """Return True if a connection's transaction has changed anything that a commit would keep.
 
-    Raises SQLAlchemy's error if that has failed, or the connection is lost.
+    One that has failed, or whose connection is lost, keeps nothing.
     """
     if (transaction := transaction_of(connection)) is not None:
         return transaction.has_written()
@@ -73,7 +72,12 @@ def has_written(connection: Connection) -> bool:
         return False
     if connection.dialect.name != "postgresql":
         return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
-    return bool(connection.exec_driver_sql(HAS_WRITTEN).scalar())
+    # Below SQLAlchemy's listeners and what an agent for tracing hears: the application sent nothing.
+    with suppress(SQLAlchemyError, connection.dialect.loaded_dbapi.Error):
+        raw = raw_of(connection.connection, connection.dialect)
+        raw.continues = raw.is_unsure = True
+        return bool(raw.send(HAS_WRITTEN)[0][0][0])
+    return False
 
 
 def refuse_changes(what: str) -> NoReturn:

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from flask import after_this_request, got_request_exception
 
 from flask_idempotency import NotAtomic, Retryable, current_operation
+from tests.drivers import EACH
 from tests.killed import Killed
 from tests.log import ours
 from tests.web.leased.records import kill
@@ -42,6 +43,25 @@ def test_a_response_is_stored_whatever_it_says(world, add, does, status, state):
     assert (first.status_code, retry.status_code) == (status, status)
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert (runs, world.records()[0].state) == ([1], state)
+
+
+@EACH
+def test_the_engines_listeners_hear_only_what_the_view_sent(world, add):
+    """Whether it left changes is asked below them, and below what an agent for tracing hears."""
+    heard = []
+
+    def view():
+        world.db.session.execute(sa.text("select 1"))
+
+    add(view)
+    with world.app.app_context():
+
+        @sa.event.listens_for(world.db.engine, "before_cursor_execute")
+        def hear(_connection, _cursor, statement, *_more):
+            heard.append(statement)
+
+    assert world.post().status_code == 201
+    assert heard == ["select 1"]
 
 
 def test_a_failure_is_an_error_of_the_log_that_names_the_finished_steps(world, add, caplog):
