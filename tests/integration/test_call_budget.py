@@ -1,4 +1,4 @@
-"""What a request costs beyond the unprotected view, counted: function calls and round trips.
+"""What a request costs beyond the unprotected view, in function calls. Round trips: the file beside it.
 
 The tables hold what the package takes now, so that nobody adds cost unnoticed. Lower them when you make
 it cheaper; the goals are in ``bench/budgets.py``. ``make bench ARGS='--places "first, hybrid"'`` lists
@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from bench.budgets import BASE
 from bench.calls import count_calls
-from bench.network import Network, count_round_trips
 from bench.paths import Shops
 from bench.run import STORES
 from flask_idempotency.integrations.opentelemetry import instrument_app
@@ -70,17 +69,6 @@ NEWER_PYTHON = 25 if sys.version_info >= (3, 12) else 0
 """Calls that ``inspect`` makes beyond 3.11's to tell Flask that our hook is a plain function: 8
 in 3.12, 14 in 3.13."""
 
-ROUND_TRIPS = {
-    "first, hybrid": (-1, 2),
-    "first, postgres": (-1, 0),
-    "replay, hybrid": (1, 1),
-    "replay, postgres": (2, 0),
-    "duplicate, hybrid": (0, 1),
-    "unprotected bare view": (0, 0),
-    "unprotected empty view": (0, 0),
-}
-"""To PostgreSQL and to Redis."""
-
 
 @pytest.fixture(scope="module")
 def urls(postgres):
@@ -88,36 +76,21 @@ def urls(postgres):
 
 
 @pytest.fixture(scope="module")
-def shops_on(urls, redis_server):
-    """A function that gives the applications on a driver, by its name; each is made once."""
+def make_shops(urls, redis_server):
+    """A function that gives the applications on a driver, with a part added; each is made once."""
     with ExitStack() as stack:
 
         @cache
-        def make(driver, through=str):
-            shops = Shops(
-                {name: with_driver(through(url), driver) for name, url in urls.items()},
-                through(redis_server.url),
-            )
+        def make(driver, add=None):
+            made = {name: with_driver(url, driver) for name, url in urls.items()}
+            shops = Shops(made, redis_server.url)
             stack.callback(shops.close)
+            for client in shops.clients.values():
+                if add and "idempotency" in client.application.extensions:
+                    add(client.application)
             return shops
 
         yield make
-
-
-@pytest.fixture
-def shops(shops_on, driver):
-    return shops_on(driver)
-
-
-@pytest.fixture(scope="module")
-def network(urls, redis_server):
-    with Network(urls["unprotected"], redis_server.url) as network:
-        yield network
-
-
-@pytest.fixture
-def shops_behind_it(shops_on, driver, network):
-    return shops_on(driver, network.through)
 
 
 def count(shops, path):
@@ -125,13 +98,11 @@ def count(shops, path):
         return count_calls(send)
 
 
-calls_of = cache(count)
-
-
 @EACH
 @pytest.mark.parametrize("name", BASE)
-def test_a_path_makes_no_more_function_calls(shops, driver, name):
-    added = calls_of(shops, name) - calls_of(shops, BASE[name])
+def test_a_path_makes_no_more_function_calls(make_shops, driver, name):
+    shops = make_shops(driver)
+    added = count(shops, name) - count(shops, BASE[name])
     print(f"{name}: {added} function calls added")
     assert added <= CALLS[driver][name] * MARGIN + NEWER_PYTHON
 
@@ -143,41 +114,14 @@ def add_metrics(app):
 PARTS = {add_metrics: METRICS, instrument_app: TRACES}
 
 
-@pytest.fixture(scope="module")
-def shops_with(urls, redis_server):
-    """A function that gives the applications with a part added; each is made once."""
-    with ExitStack() as stack:
-
-        @cache
-        def make(add):
-            shops = Shops(urls, redis_server.url)
-            stack.callback(shops.close)
-            for client in shops.clients.values():
-                if "idempotency" in client.application.extensions:
-                    add(client.application)
-            return shops
-
-        yield make
-
-
 @pytest.mark.parametrize(("add", "name"), [(add, name) for add in PARTS for name in PARTS[add]])
-def test_a_part_adds_no_more_function_calls(shops, shops_with, add, name):
-    with_it = shops_with(add)  # whose signals cost those without it a little, too
+def test_a_part_adds_no_more_function_calls(make_shops, driver, add, name):
+    shops, with_it = (
+        make_shops(driver),
+        make_shops(driver, add),
+    )  # whose signals cost those without it a little, too
     tracer = TracerProvider().get_tracer("test")
     with tracer.start_as_current_span("request"):
         added = count(with_it, name) - count(shops, name)
     print(f"{name}: {added} function calls added by {add.__name__}")
     assert added <= PARTS[add][name] * MARGIN + NEWER_PYTHON
-
-
-@cache
-def trips_of(network, shops, path):
-    with shops.path(path) as send:
-        return count_round_trips(network, send)
-
-
-@EACH
-@pytest.mark.parametrize("name", BASE)
-def test_a_path_takes_no_more_round_trips(network, shops_behind_it, driver, name):
-    added = zip(*(trips_of(network, shops_behind_it, each) for each in (name, BASE[name])), strict=True)
-    assert tuple(trips - base for trips, base in added) == ROUND_TRIPS[name]

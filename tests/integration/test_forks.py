@@ -1,18 +1,18 @@
 """A process that is forked inside an operation has no part in it: the child's work is its own.
 
 Each case runs in a process of its own (``apps/forking_shop.py``): from Python 3.12 on, one with threads
-warns of a fork. What the plain application does is the measure.
+warns of a fork.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import sqlite3
 import time
 from contextlib import closing
+from itertools import product
 
 import psycopg2
 import pytest
@@ -31,16 +31,18 @@ LONGEST_SECONDS = 120
 FREE_AFTER_SECONDS = 2.5
 """The second after which a duplicate asks for the owner, and what a busy machine adds."""
 
-BEFORE = ["clean", "added", "flushed", "committed"]
 HOW = ["fork", "process", "pool"]
-ROUTES = ["atomic", "leased", "step", "atomic-step"]
-COPIED_AT = ["lock", "checkout", "claim"]
+ROUTES = ["atomic", "leased", "atomic-step"]
 MIDDLE = "NotAtomic: the view's session or connection is used where the operation is not"
 NOT_HERE = "LeaseLost: This process was forked inside the operation: it can neither end it nor tak"
+NOT_PRESENT = "RuntimeError: current_operation is only there while a view"
 
 
 @pytest.fixture
-def environment(store, databases, redis_server, driver):
+def environment(store, databases, redis_server, driver, tmp_path):
+    if store == "sql":
+        yield {"DATABASE_URL": f"sqlite:///{tmp_path}/shop.db", "STORE": "sql", "REDIS_URL": ""}
+        return
     url = with_driver(databases.take(), driver)
     redis_url = redis_server.url if store == "hybrid" else ""
     yield {"DATABASE_URL": url, "STORE": store, "REDIS_URL": redis_url}
@@ -74,21 +76,12 @@ def to_its_end(start):
     return to_its_end
 
 
-@pytest.fixture
-def run(to_its_end):
-    """A function that runs cases; what each told."""
-
-    def run(*cases):
-        told, log = to_its_end(forking_shop.main, cases)
-        assert len(told) == len(cases)
-        assert "interrupted" not in log, "a child cannot tell"
-        return told
-
-    return run
-
-
 def sql(environment, statement):
-    connection = psycopg2.connect(servers.plain_dsn(environment["DATABASE_URL"]))
+    url = environment["DATABASE_URL"]
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            return connection.execute(statement).fetchall()
+    connection = psycopg2.connect(servers.plain_dsn(url))
     try:
         with connection, connection.cursor() as cursor:
             cursor.execute(statement)
@@ -99,10 +92,8 @@ def sql(environment, statement):
 
 def rows(environment, table):
     """How many rows each case has, and how many of its keys."""
-    return sql(
-        environment,
-        f'select "case", count(*), count(distinct key) from {table} group by "case" order by "case"',
-    )
+    grouped = f'select "case", count(*), count(distinct key) from {table} group by "case"'
+    return sorted(sql(environment, grouped))
 
 
 def assert_right(environment, cases, told):
@@ -114,10 +105,14 @@ def assert_right(environment, cases, told):
         for number, answer in enumerate(each["answers"]):
             assert answer["seen"] == f"{case.name}/{number}", "another's reply"
             assert answer["left"] in (None, ROWS - 1), answer
+            assert answer["journal"] is (environment["STORE"] == "sql"), "the parent's journal"
     assert rows(environment, "payment") == sorted((case.name, case.keys, case.keys) for case in cases)
     wanted = sum(case.keys for case in cases)
     records = "select count(*), count(distinct key) from idempotency_record where state = 'completed'"
     assert sql(environment, records + " and name <> 'note'") == [(wanted, wanted)]
+    if environment["STORE"] == "sql":
+        assert sql(environment, "pragma integrity_check") == [("ok",)]
+        return
     still_open = (
         "select count(*) from pg_stat_activity where datname = current_database()"
         " and state like 'idle in transaction%'"
@@ -125,141 +120,119 @@ def assert_right(environment, cases, told):
     wait_until(lambda: sql(environment, still_open) == [(0,)], "no transaction is open")
 
 
-def told_by(told):
-    return {answer["told"] for each in told for answer in each["answers"]}
+@pytest.fixture
+def run(to_its_end, environment):
+    """A function that runs cases, each of which must be right; how often each child wrote."""
+
+    def run(cases, says=None):
+        told, log = to_its_end(forking_shop.main, cases)
+        assert len(told) == len(cases)
+        assert "interrupted" not in log, "a child cannot tell"
+        assert_right(environment, cases, told)
+        if says is not None:
+            said = {answer["told"] for each in told for answer in each["answers"]}
+            assert {each[: len(says)] for each in said} == {says}, said
+        return rows(environment, "note")
+
+    return run
 
 
-def each_is(told, beginning):
-    assert {each[: len(beginning)] for each in told_by(told)} == {beginning}, told_by(told)
+OWN = [
+    Case(before, how, keys=8 if how == "process" else 2)
+    for before, how in product(["clean", "added", "flushed", "committed"], HOW)
+]
+"""The child works on a session of its own."""
 
 
-def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(environment, run):
-    cases = [
-        Case(before, how, keys=8 if how == "process" else 2)
-        for before, how in itertools.product(BEFORE, HOW)
-    ]
-    told = run(*cases)
-    assert told_by(told) == {"done"}
-    assert_right(environment, cases, told)
-    protected = rows(environment, "payment"), rows(environment, "note")
-    sql(environment, "with p as (delete from payment), n as (delete from note) select 1")
-    plain = [Case(**{**vars(case), "plain": True}) for case in cases]
-    # The plain view has no memory: the second request of each key writes again.
-    assert told_by(run(*plain)) == {"done"}
-    for table, found in zip(("payment", "note"), protected, strict=True):
-        twice = [(name, 2 * count, keys) for name, count, keys in found]
-        assert rows(environment, table) == twice
+def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(run):
+    per_key = {"fork": 3, "process": 3, "pool": 6}  # two workers in a pool, with keys of their own
+    wanted = [(case.name, per_key[case.how] * case.keys) for case in OWN]
+    assert [(name, count) for name, count, _ in run(OWN, "done")] == sorted(wanted)
 
 
-def test_a_session_that_is_between_two_transactions_is_the_parents_too(environment, run):
-    cases = [
-        Case(before, how, does="inherited")
-        for before in ("clean", "committed")
-        for how in ("fork", "process")
-    ]
-    told = run(*cases)
-    each_is(told, MIDDLE)
-    assert_right(environment, cases, told)
-    assert rows(environment, "note") == []
-
-
-def test_a_view_that_is_async_may_fork(environment, run):
-    cases = [Case("flushed", "process", does=does, route="async") for does in ("own", "query")]
-    told = run(*cases)
-    assert told[0]["answers"][0]["told"] == "done"
-    each_is(told[1:], MIDDLE)
-    assert_right(environment, cases, told)
-
-
-def test_a_session_in_the_middle_of_the_views_transaction_is_refused_by_name(environment, run):
-    cases = [
-        Case(before, how, does=does)
-        for before in ("added", "flushed", "cursor")
-        for how in ("fork", "process")
-        for does in ("inherited", "query", "commit", "connection", "driver")
-    ]
-    told = run(*cases)
-    each_is(told, MIDDLE)
-    assert_right(environment, cases, told)
-    assert rows(environment, "note") == []
+REFUSED = {
+    # What the view has done when it forks, what the child does then, and what that says.
+    "between two transactions": (["clean", "committed"], ["inherited"], MIDDLE),
+    "in the view's transaction": (
+        ["added", "flushed", "cursor"],
+        ["inherited", "query", "commit", "connection", "driver"],
+        MIDDLE,
+    ),
+    "after it has let go of it": (["flushed", "cursor"], ["after remove", "after rollback"], MIDDLE),
+    "an open cursor": (["cursor"], ["read on"], "OperationalError: "),
+}
 
 
 @EACH
-def test_an_open_cursor_is_the_parents(environment, run):
-    """What the driver has fetched before the fork is in the child's memory; its socket is closed."""
-    cases = [Case("cursor", how, does="read on", keys=5) for how in ("fork", "process")]
-    told = run(*cases)
-    each_is(told, "OperationalError: ")
-    assert_right(environment, cases, told)
+@pytest.mark.parametrize("situation", REFUSED)
+def test_the_views_session_is_refused_to_a_child_by_name(run, situation):
+    befores, does, says = REFUSED[situation]
+    cases = [Case(before, how, does=do) for before, do, how in product(befores, does, HOW[:2])]
+    assert run(cases, says) == []
 
 
-@EACH
-def test_so_it_is_once_the_child_has_let_go_of_the_transaction(environment, run):
-    cases = [
-        Case(before, how, does=does)
-        for before in ("added", "flushed", "cursor")
-        for how in ("fork", "process")
-        for does in ("after remove", "after rollback")
-    ]
-    told = run(*cases)
-    each_is(told, MIDDLE)
-    assert_right(environment, cases, told)
-    assert rows(environment, "note") == []
+def test_a_view_that_is_async_may_fork(run):
+    run([Case("flushed", "process", route="async")], "done")
+
+
+def test_in_an_async_view_the_session_is_refused_too(run):
+    run([Case("flushed", "process", does="query", route="async")], MIDDLE)
 
 
 @BOTH
 def test_however_the_child_ends_the_operation_is_the_parents(environment, run):
-    cases = [
-        Case(before, "fork", does=does, ends=ends, route=route, keys=1)
-        for route in ROUTES
-        for before in ("added", "flushed")
-        for does in ("nothing", "own", "query")
-        for ends in ("exit", "sys.exit", "error", "return", "retryable", "collect")
-        # Elsewhere the session is the application's, with what that does.
-        if route in ("atomic", "atomic-step")
-        or (before == "added" and does != "query" and ends != "collect")
-    ]
-    told = run(*cases)
-    assert_right(environment, cases, told)
+    ends = ["exit", "sys.exit", "error", "return", "retryable", "collect"]
+    run(
+        [
+            Case(before, "fork", does=does, ends=end, route=route, keys=1)
+            for route, before, does, end in product(
+                ROUTES, ["added", "flushed"], ["nothing", "own"], ends
+            )
+            # In a lease the session is the application's, with what that does.
+            if route != "leased" or (before == "added" and end != "collect")
+        ]
+    )
     stored = sql(environment, "select steps::text from idempotency_record where steps is not null")
     assert not [steps for (steps,) in stored if "by a child" in steps]
 
 
-def test_there_is_no_present_operation_in_the_child(environment, run):
-    cases = [Case("clean", how, does="present", route=route) for route in ROUTES for how in HOW]
-    told = run(*cases)
-    each_is(told, "RuntimeError: current_operation is only there while a view")
-    assert_right(environment, cases, told)
+def test_there_is_no_present_operation_in_the_child(run):
+    run(
+        [Case("clean", how, does="present", route=route) for route in ROUTES for how in HOW],
+        NOT_PRESENT,
+    )
 
 
 def test_it_can_neither_take_a_step_nor_extend_the_lease(environment, run):
-    cases = [
-        Case("clean", how, does=does, route="leased")
-        for does in ("step", "atomic step", "extend")
-        for how in HOW
-    ]
-    told = run(*cases)
-    each_is(told, NOT_HERE)
-    assert_right(environment, cases, told)
+    does = ["step", "atomic step", "extend"]
+    run([Case("clean", how, does=do, route="leased") for do, how in product(does, HOW)], NOT_HERE)
     assert sql(environment, "select count(steps) from idempotency_record") == [(0,)]
 
 
-def test_run_in_the_child_is_an_operation_of_its_own(environment, run):
+def test_run_in_the_child_is_an_operation_of_its_own(run):
     cases = [
-        Case("committed" if route in ("leased", "step") else "flushed", how, does="run", route=route)
-        for route in ROUTES
-        for how in ("fork", "process")
+        Case("committed" if route == "leased" else "flushed", how, does="run", route=route)
+        for route, how in product(ROUTES, HOW[:2])
     ]
-    told = run(*cases)
-    assert told_by(told) == {"done, done"}
-    assert_right(environment, cases, told)
-    assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
+    assert run(cases, "done, done") == sorted((case.name, 2, 2) for case in cases)
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_sqlite_does_not_know_that_it_was_forked(run):
+    does = ["inherited", "query", "commit", "connection", "driver"]
+    refused = [Case("flushed", how, does=do) for do, how in product(does, HOW[:2])]
+    ended = [
+        Case("flushed", "fork", does="nothing", ends=end, route=route)
+        for route in ("atomic", "atomic-step")
+        for end in ("exit", "sys.exit", "error", "return", "collect")
+    ]
+    assert run(refused + ended) == []
 
 
 @BOTH
 def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, to_its_end):
-    cases = [f"{route}/{place}" for route in ("atomic", "leased") for place in COPIED_AT]
-    cases.remove("leased/checkout")  # a lease is claimed past the pool of the application
+    # A lease is claimed past the pool of the application.
+    cases = ["atomic/lock", "atomic/checkout", "atomic/claim", "leased/lock", "leased/claim"]
     told, _ = to_its_end(copied_claim.main, cases)
     assert [case for case, _, _ in told] == [case for case in cases for _ in range(2)]
     for (_, status, ran), (_, *parent) in zip(told[::2], told[1::2], strict=True):
@@ -285,43 +258,3 @@ def test_a_child_that_outlives_its_worker_does_not_keep_its_key(environment, sta
         assert time.monotonic() - died < FREE_AFTER_SECONDS
     assert status == 201
     assert sql(environment, "select count(*) from payment") == [(1,)]
-
-
-class TestSQLite:
-    """Its locks belong to a process, and it does not know that it was forked."""
-
-    @pytest.fixture
-    def file(self, tmp_path):
-        return tmp_path / "shop.db"
-
-    @pytest.fixture
-    def environment(self, file):
-        return {"DATABASE_URL": f"sqlite:///{file}", "STORE": "sql", "REDIS_URL": ""}
-
-    def check(self, cases, told, file):
-        for case, each in zip(cases, told, strict=True):
-            statuses = {answer["status"] for answer in each["answers"] + each["again"]}
-            assert statuses == {201}, (case, each)
-            assert each["answers"] == each["again"]
-            assert each["is_sane"]
-            assert {answer["journal"] for answer in each["answers"]} == {True}, "the parent's journal"
-        with closing(sqlite3.connect(file)) as connection:
-            assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
-            found = connection.execute("select count(*), count(distinct key) from payment").fetchall()
-            assert found == [(sum(case.keys for case in cases),) * 2]
-            assert connection.execute("select count(*) from note").fetchall() == [(0,)]
-
-    def test_a_child_is_refused_the_parents_transaction_by_name(self, run, file):
-        does = ["inherited", "query", "commit", "connection", "driver"]
-        cases = [Case("flushed", how, does=each) for how in HOW[:2] for each in does]
-        told = run(*cases)
-        each_is(told, MIDDLE)
-        self.check(cases, told, file)
-
-    def test_however_the_child_ends_the_transaction_is_the_parents(self, run, file):
-        cases = [
-            Case("flushed", "fork", does="nothing", ends=ends, route=route)
-            for route in ("atomic", "atomic-step")
-            for ends in ("exit", "sys.exit", "error", "return", "collect")
-        ]
-        self.check(cases, run(*cases), file)

@@ -8,7 +8,6 @@ import marshmallow as ma
 import pytest
 from apiflask import APIFlask
 from flask import Flask
-from flask.views import MethodView
 from flask_smorest import Api, Blueprint
 from flask_sqlalchemy import SQLAlchemy
 from jsonschema import Draft202012Validator
@@ -32,43 +31,34 @@ class ResultSchema(ma.Schema):
     amount = ma.fields.Integer()
 
 
-@pytest.fixture
-def set_up():
-    """Sets the extension up on an application."""
-    made = []
+def set_up(app, **config):
+    app.config.update(on_sqlite(app), **config)
+    db = SQLAlchemy(app)
+    idempotency = Idempotency(app, db, scope=None)
+    with app.app_context():
+        db.create_all()
+    return idempotency
 
-    def set_up(app, **config):
-        app.config.update(on_sqlite(app), **config)
-        db = SQLAlchemy(app)
-        made.append((app, db))
-        idempotency = Idempotency(app, db, scope=None)
-        with app.app_context():
-            db.create_all()
-        return idempotency
 
-    yield set_up
-    for app, db in made:
-        with app.app_context():
-            db.engine.dispose()
+def protect(app, path, endpoint, methods=("POST",), **options):
+    app.add_url_rule(path, endpoint, idempotent(**options)(dict), methods=methods)
 
 
 @pytest.fixture
-def app(set_up):
+def app():
     app = Flask("shop")
     set_up(app)
-    app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST", "GET"])
-    app.add_url_rule(
-        "/payments/<int:payment_id>/lines/<any('a:b', c):kind>",
-        "change",
-        idempotent(required=False)(dict),
-        methods=["PATCH"],
-    )
-    app.add_url_rule("/orders", "order", idempotent(key=dict)(dict), methods=["POST"])
+    protect(app, "/payments", "pay", ("POST", "GET"))
+    path = "/payments/<int:payment_id>/lines/<any('a:b', c):kind>"
+    protect(app, path, "change", ("PATCH",), required=False)
+    protect(app, "/orders", "order", key=dict)
+    protect(app, "/seen", "seen", enforce=False)
     app.add_url_rule("/open", "open", dict, methods=["POST"])
     return app
 
 
-def a_document(version="3.0.3", **paths):
+def a_document(*posts, version="3.0.3", **paths):
+    paths = {**{path: {"post": ok()} for path in posts}, **paths}
     return {"openapi": version, "info": {"title": "Shop", "version": "1"}, "paths": paths}
 
 
@@ -76,11 +66,15 @@ def ok(code="200"):
     return {"responses": {code: {"description": "Done"}}}
 
 
+def described(app, path, **options):
+    """The POST of a path, which the document has with one response, completed."""
+    return add_idempotency(a_document(path), app, **options)["paths"][path]["post"]
+
+
 def headers_of(operation):
     """The header parameters by name, with whether each is required."""
-    return {
-        each["name"]: each["required"] for each in operation["parameters"] if each["in"] == "header"
-    }
+    parameters = operation.get("parameters", [])
+    return {each["name"]: each["required"] for each in parameters if each["in"] == "header"}
 
 
 def assert_complete(operation, kept="200", *, required=True):
@@ -97,49 +91,36 @@ def assert_complete(operation, kept="200", *, required=True):
 
 @pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
 def test_a_document_is_completed_and_valid(app, version):
-    lines = {
-        "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in ("id", "kind")
-        ],
-        "patch": ok("204"),
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in ("id", "kind")
+    ]
+    unprotected = ["/open", "/elsewhere", "/seen"]
+    paths = {
+        "/payments": {"post": ok("201"), "get": ok()},
+        "/payments/{id}/lines/{kind}": {"parameters": parameters, "patch": ok("204")},
     }
-    document = a_document(
-        version,
-        **{
-            "/payments": {"post": ok("201"), "get": ok()},
-            "/payments/{id}/lines/{kind}": lines,
-            "/orders": {"post": ok()},
-            "/open": {"post": ok()},
-            "/elsewhere": {"post": ok()},
-        },
-    )
-    before = copy.deepcopy(document)
+    document = a_document("/orders", *unprotected, version=version, **paths)
+    before = copy.deepcopy(document)["paths"]
     assert add_idempotency(document, app) is document
     validate(document)
     paths = document["paths"]
     assert_complete(paths["/payments"]["post"], "201")
     assert_complete(paths["/payments/{id}/lines/{kind}"]["patch"], "204", required=False)
-    assert "parameters" not in paths["/orders"]["post"]  # its key is in the body
+    responses = paths["/payments"]["post"]["responses"]
+    assert "problem:key-required" in responses["400"]["description"]
+    assert "problem:key-reused" in responses["422"]["description"]
+    assert "parameters" not in paths["/orders"]["post"]  # its key is the application's
     assert {"400", "409", "422", "503"} < paths["/orders"]["post"]["responses"].keys()
-    assert paths["/payments"]["get"] == before["paths"]["/payments"]["get"]
-    for path in "/open", "/elsewhere":
-        assert paths[path] == before["paths"][path]
-    problems = paths["/payments"]["post"]["responses"]
-    assert "urn:flask-idempotency:problem:key-required" in problems["400"]["description"]
-    assert "urn:flask-idempotency:problem:key-reused" in problems["422"]["description"]
+    assert paths["/payments"]["get"] == before["/payments"]["get"]
+    assert [paths[path] for path in unprotected] == [before[path] for path in unprotected]
     once = copy.deepcopy(document)
     assert add_idempotency(document, app) == once, "the second time, there is nothing to add"
 
 
-def key_schema(app):
-    document = add_idempotency(a_document(**{"/payments": {"post": ok()}}), app)
-    [parameter] = document["paths"]["/payments"]["post"]["parameters"]
-    return parameter["schema"]
-
-
 def test_the_schema_of_the_header_accepts_the_keys_that_are_accepted(app):
-    schema = key_schema(app)
+    [parameter] = described(app, "/payments")["parameters"]
+    schema = parameter["schema"]
     assert (schema["minLength"], schema["maxLength"]) == (1, 512)
     validator = Draft202012Validator(schema)
     around = [0, 1, 2, 254, 255, 256]
@@ -165,13 +146,12 @@ def test_what_the_document_says_itself_stays(app):
         "responses": {"Bad": {"description": "Ours", "content": {"application/json": {}}}},
         "parameters": {"Key": {"name": KEY, "in": "header", "schema": {"maxLength": 9}}},
     }
-    mine = {"description": "Try again", "headers": {"Retry-After": {"schema": {"maximum": 9}}}}
     elsewhere = {"$ref": "https://example.com/responses#/Elsewhere"}
     responses = {
         "201": {"description": "Done", "headers": {REPLAYED: {"description": "mine"}}},
         "400": {"$ref": "#/components/responses/Bad"},
         "422": elsewhere,
-        "503": mine,
+        "503": {"description": "Again", "headers": {"Retry-After": {"schema": {"maximum": 9}}}},
         "500": {"description": "Broken"},
         "default": {"description": "Else"},
     }
@@ -185,39 +165,24 @@ def test_what_the_document_says_itself_stays(app):
     assert responses["400"]["content"].keys() == {"application/json", "application/problem+json"}
     assert responses["422"] is elsewhere
     assert responses["503"]["headers"] == {"Retry-After": {"schema": {"maximum": 9}}}
-    assert responses["503"]["description"] == "Try again"
+    assert responses["503"]["description"] == "Again"
     assert "headers" not in responses["500"]
     assert "headers" not in responses["default"]
     assert {name: document["components"][name] for name in shared} == shared
 
 
 def test_paths_may_lack_what_the_servers_have(app):
-    document = a_document(**{"/": {"post": ok()}, "/payments": {"post": ok()}})
-    add_idempotency(document, app, prefix="/payments")
-    assert "parameters" not in document["paths"]["/payments"]["post"]
+    assert headers_of(described(app, "/payments", prefix="/payments")) == {}
     document = a_document(**{"/lines/{kind}": {"patch": ok()}})
     add_idempotency(document, app, prefix="/payments/{id}")
     assert headers_of(document["paths"]["/lines/{kind}"]["patch"]) == {KEY: False}
 
 
-def test_a_setting_names_the_header(set_up):
+def test_a_setting_names_the_header():
     app = Flask("shop")
     set_up(app, IDEMPOTENCY_HEADER="X-Once")
-    app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
-    operation = add_idempotency(a_document(**{"/payments": {"post": ok()}}), app)["paths"]["/payments"]
-    assert headers_of(operation["post"]) == {"X-Once": True}
-
-
-def test_what_is_only_observed_is_not_described_and_a_natural_key_takes_no_header(set_up):
-    app = Flask("shop")
-    set_up(app)
-    for endpoint, options in ("seen", {"enforce": False}), ("own", {"key": dict}):
-        view = idempotent(**options)(dict)
-        app.add_url_rule(f"/{endpoint}", endpoint, view, methods=["POST"])
-    paths = {"/seen": {"post": ok()}, "/own": {"post": ok()}}
-    document = add_idempotency(a_document(**copy.deepcopy(paths)), app)
-    assert document["paths"]["/seen"] == paths["/seen"]
-    assert "parameters" not in document["paths"]["/own"]["post"]
+    protect(app, "/payments", "pay")
+    assert headers_of(described(app, "/payments")) == {"X-Once": True}
 
 
 def test_openapi_2_is_refused(app):
@@ -225,35 +190,56 @@ def test_openapi_2_is_refused(app):
         add_idempotency({"swagger": "2.0", "paths": {}}, app)
 
 
-def test_flask_smorest(set_up):
+def smorest():
     app = Flask("shop")
     app.config.update(API_TITLE="Shop", API_VERSION="1", OPENAPI_VERSION="3.0.3")
     set_up(app)
-    api = Api(app)
-    blueprint = Blueprint("payments", __name__, url_prefix="/payments")
-    runs = []
+    api, blueprint = Api(app), Blueprint("payments", __name__)
 
-    @blueprint.route("/<int:shop_id>")
-    class Payments(MethodView):
-        @blueprint.response(200, ResultSchema)
-        def get(self, shop_id):
-            return {"id": shop_id}
+    @blueprint.route("/payments/<int:shop_id>", methods=["POST"])
+    @idempotent
+    @blueprint.arguments(PaymentSchema)
+    @blueprint.response(201, ResultSchema)
+    def pay(payment, shop_id):
+        return {"id": shop_id, **payment, "secret": 1}
 
-        @idempotent
-        @blueprint.arguments(PaymentSchema)
-        @blueprint.response(201, ResultSchema)
-        def post(self, payment, shop_id):
-            runs.append(payment)
-            return {"id": len(runs), **payment, "secret": 1}
+    @blueprint.route("/payments/<int:shop_id>", methods=["GET"])
+    @blueprint.response(200, ResultSchema)
+    def show(shop_id):
+        return {"id": shop_id}
 
     api.register_blueprint(blueprint)
-    document = add_idempotency(api.spec.to_dict(), app)
-    validate(document)
-    path = document["paths"]["/payments/{shop_id}"]
-    assert_complete(path["post"], "201")
-    assert "application/json" in path["post"]["responses"]["422"]["content"], "flask-smorest's own"
-    assert "parameters" not in path["get"]
+    return app, lambda: add_idempotency(api.spec.to_dict(), app)
 
+
+def apiflask():
+    app = APIFlask("shop", title="Shop", version="1")
+    set_up(app)
+    app.spec_processor(lambda document: add_idempotency(document, app))
+
+    @app.post("/payments/<int:shop_id>")
+    @idempotent
+    @app.input(PaymentSchema)
+    @app.output(ResultSchema, status_code=201)
+    def pay(shop_id, json_data):
+        return {"id": shop_id, **json_data, "secret": 1}
+
+    @app.get("/payments/<int:shop_id>")
+    @app.output(ResultSchema)
+    def show(shop_id):
+        return {"id": shop_id}
+
+    return app, lambda: app.test_client().get("/openapi.json").json
+
+
+@pytest.mark.parametrize("make", [smorest, apiflask])
+def test_a_framework_makes_its_own_document_which_is_completed(make):
+    app, document = make()
+    validate(document())
+    path = document()["paths"]["/payments/{shop_id}"]
+    assert_complete(path["post"], "201")
+    assert "application/json" in path["post"]["responses"]["422"]["content"], "the framework's own"
+    assert KEY not in str(path["get"])
     client = app.test_client()
     for replayed in None, "true":
         answer = client.post("/payments/1", json={"amount": 5}, headers={KEY: "key-1"})
@@ -262,58 +248,13 @@ def test_flask_smorest(set_up):
     assert client.post("/payments/1", json={"amount": 5}).status_code == 400
 
 
-def test_apiflask(set_up):
-    app = APIFlask("shop", title="Shop", version="1")
-    idempotency = set_up(app)
-    idempotency.protect(app)
-    app.spec_processor(lambda document: add_idempotency(document, app))
-    runs = []
-
-    @app.post("/payments/<int:shop_id>")
-    @idempotent
-    @app.input(PaymentSchema)
-    @app.output(ResultSchema, status_code=201)
-    def pay(shop_id, json_data):
-        runs.append(json_data)
-        return {"id": len(runs), **json_data, "secret": 1}
-
-    @app.patch("/payments/<int:shop_id>")
-    @app.input(PaymentSchema)
-    @app.output(ResultSchema)
-    def change(shop_id, json_data):
-        return json_data
-
-    @app.get("/payments/<int:shop_id>")
-    @app.output(ResultSchema)
-    def show(shop_id):
-        return {"id": shop_id}
-
-    client = app.test_client()
-    document = client.get("/openapi.json").json
-    validate(document)
-    path = document["paths"]["/payments/{shop_id}"]
-    assert_complete(path["post"], "201")
-    assert_complete(path["patch"])
-    assert "application/json" in path["post"]["responses"]["422"]["content"], "APIFlask's own"
-    assert KEY not in str(path["get"])
-    for replayed in None, "true":
-        answer = client.post("/payments/1", json={"amount": 5}, headers={KEY: "key-1"})
-        assert (answer.status_code, answer.json) == (201, {"id": 1, "amount": 5})
-        assert answer.headers.get(REPLAYED) == replayed
-
-
-def test_what_a_route_that_is_not_atomic_may_respond_with_is_there_too(app):
-    for path, atomic in ("/trips", False), ("/flights", True):
-        view = idempotent(atomic=atomic)(dict)
-        app.add_url_rule(path, path[1:], view, methods=["POST"])
-    paths = add_idempotency(a_document(**{p: {"post": ok()} for p in ("/trips", "/flights")}), app)[
-        "paths"
-    ]
-    trip, flight = (paths[path]["post"]["responses"] for path in ("/trips", "/flights"))
-    assert "problem:operation-failed" in trip["500"]["description"]
-    assert "problem:try-again" in trip["503"]["description"]
-    assert "500" not in flight
-    assert "problem:try-again" not in flight["503"]["description"]
+@pytest.mark.parametrize("atomic", [False, True])
+def test_what_a_route_that_is_not_atomic_may_respond_with_is_there_too(app, atomic):
+    protect(app, "/trips", "trip", atomic=atomic)
+    responses = described(app, "/trips")["responses"]
+    assert ("problem:try-again" in responses["503"]["description"]) is not atomic
+    assert ("500" in responses) is not atomic
+    assert atomic or "problem:operation-failed" in responses["500"]["description"]
 
 
 @pytest.mark.parametrize(
@@ -325,13 +266,7 @@ def test_what_a_route_that_is_not_atomic_may_respond_with_is_there_too(app):
     ],
 )
 def test_the_header_says_whether_old_keys_are_refused(app, option, said):
-    app.add_url_rule(
-        "/trips", "trip", idempotent(ttl=90, refuse_old_keys=option)(dict), methods=["POST"]
-    )
-    operation = add_idempotency(a_document(**{"/trips": {"post": ok()}}), app)["paths"]["/trips"][
-        "post"
-    ]
-    (header,) = operation["parameters"]
+    protect(app, "/trips", "trip", ttl=90, refuse_old_keys=option)
+    (header,) = described(app, "/trips")["parameters"]
     assert all(words in header["description"] for words in said)
     assert ("made" in header["description"]) is bool(option)
-    assert "problem:key-expired" in operation["responses"]["409"]["description"]

@@ -1,7 +1,4 @@
-"""A shop whose views fork, in a process of its own: what became of each case is a line of JSON.
-
-With ``plain`` the same application runs without the extension.
-"""
+"""A shop whose views fork, in a process of its own: what became of each case is a line of JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +45,6 @@ class Case:
     ends: str = "exit"
     route: str = "atomic"
     keys: int = 2
-    plain: bool = False
 
     @property
     def name(self) -> str:
@@ -55,23 +52,23 @@ class Case:
         return "/".join(fields).replace(" ", "-")
 
 
-class Payment(db.Model):  # type: ignore[name-defined, misc]
-    """Written by the view. Deliberately not unique."""
+class Row:
+    """Deliberately not unique."""
 
     id: Mapped[int] = mapped_column(primary_key=True)
     case: Mapped[str]
     key: Mapped[str]
 
 
-class Note(db.Model):  # type: ignore[name-defined, misc]
+class Payment(Row, db.Model):  # type: ignore[name-defined, misc]
+    """Written by the view."""
+
+
+class Note(Row, db.Model):  # type: ignore[name-defined, misc]
     """Written by the child."""
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    case: Mapped[str]
-    key: Mapped[str]
 
-
-def create_app(*, plain: bool = False) -> Flask:
+def create_app() -> Flask:
     app = Flask(__name__)
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
@@ -80,13 +77,11 @@ def create_app(*, plain: bool = False) -> Flask:
         PROPAGATE_EXCEPTIONS=False,
     )
     db.init_app(app)
-    if not plain:
-        idempotency.init_app(app, db, scope=None)
+    idempotency.init_app(app, db, scope=None)
     app.add_url_rule("/look/<int:number>", view_func=look)
     for name, options in ROUTES.items():
         view: Callable[..., Any] = pay_async if name == "async" else pay
-        view = view if plain else idempotent(name=name, **options)(view)
-        app.add_url_rule(f"/{name}", name, view, methods=["POST"])
+        app.add_url_rule(f"/{name}", name, idempotent(name=name, **options)(view), methods=["POST"])
     with app.app_context():
         db.create_all()
     return app
@@ -96,7 +91,6 @@ ROUTES: dict[str, dict[str, Any]] = {
     "atomic": {},
     "async": {},
     "leased": {"atomic": False},
-    "step": {"atomic": False},
     "atomic-step": {"atomic": False},
 }
 
@@ -110,9 +104,8 @@ def pay() -> Any:
     """Do something, fork, and go on."""
     case = Case(**json.loads(request.headers["X-Case"]))
     key = request.headers["Idempotency-Key"]
-    if case.route in ("step", "atomic-step"):
-        is_atomic = case.route == "atomic-step"
-        return current_operation.step("pay", _pay, case, key, atomic=is_atomic), 201
+    if case.route == "atomic-step":
+        return current_operation.step("pay", _pay, case, key, atomic=True), 201
     return _pay(case, key), 201
 
 
@@ -137,7 +130,7 @@ def _pay(case: Case, key: str) -> dict[str, Any]:
     told = child.run()
     if os.getpid() != MAIN:
         return {"told": "by a child"}
-    if not case.plain and case.route in ("leased", "step"):
+    if case.route == "leased":
         with db.engine.connect() as connection:
             assert connection.scalar(sa.text(GOES_ON)), "the child has ended it"
     file = db.engine.url.database or ""
@@ -154,12 +147,8 @@ class Child:
 
     def __init__(self, case: Case, key: str, stream: Any) -> None:
         self.case, self.key, self.stream = case, key, stream
-        self.operation: Any = None
-        self.connection: Any = None
-        if not case.plain:
-            self.operation = current_operation._get_current_object()  # type: ignore[attr-defined]
-            if case.does == "connection":
-                self.connection = self.operation.connection
+        self.operation: Any = current_operation._get_current_object()  # type: ignore[attr-defined]
+        self.connection: Any = self.operation.connection if case.does == "connection" else None
 
     def run(self) -> str:
         """Start it, wait for it, and return what it told."""
@@ -232,7 +221,7 @@ def own(child: Child, key: str) -> str:
     The extension has given the child one; another does no harm.
     """
     app = current_app._get_current_object()  # type: ignore[attr-defined]
-    if child.case.plain or child.case.how != "process":
+    if child.case.how != "process":
         db.engine.dispose(close=False)
     for _ in range(3):
         with app.app_context():
@@ -248,14 +237,12 @@ def write(child: Child, key: str) -> str:
     return "done"
 
 
-def after_remove(child: Child, key: str) -> str:
-    db.session.remove()
-    return write(child, key)
+def after(ends: Callable[[], object]) -> Callable[[Child, str], str]:
+    def write_after(child: Child, key: str) -> str:
+        ends()
+        return write(child, key)
 
-
-def after_rollback(child: Child, key: str) -> str:
-    db.session.rollback()
-    return write(child, key)
+    return write_after
 
 
 def commit(_child: Child, _key: str) -> str:
@@ -290,10 +277,6 @@ def run(child: Child, key: str) -> str:
     return ", ".join(told)
 
 
-def present(_child: Child, _key: str) -> str:
-    return current_operation.name
-
-
 def step(child: Child, key: str, *, atomic: bool = False) -> str:
     """Take a step, and say if its function ran although the step was refused."""
     ran: list[None] = []
@@ -306,35 +289,27 @@ def step(child: Child, key: str, *, atomic: bool = False) -> str:
     return "done"
 
 
-def atomic_step(child: Child, key: str) -> str:
-    return step(child, key, atomic=True)
-
-
 def extend(child: Child, _key: str) -> str:
     child.operation.extend(100)
-    return "done"
-
-
-def nothing(_child: Child, _key: str) -> str:
     return "done"
 
 
 DOES: dict[str, Callable[[Child, str], Any]] = {
     "own": own,
     "inherited": write,
-    "after remove": after_remove,
-    "after rollback": after_rollback,
+    "after remove": after(db.session.remove),
+    "after rollback": after(db.session.rollback),
     "commit": commit,
     "query": query,
     "read on": read_on,
     "connection": on_connection,
     "driver": driver,
     "run": run,
-    "present": present,
+    "present": lambda _child, _key: current_operation.name,
     "step": step,
-    "atomic step": atomic_step,
+    "atomic step": partial(step, atomic=True),
     "extend": extend,
-    "nothing": nothing,
+    "nothing": lambda _child, _key: "done",
 }
 
 
@@ -359,7 +334,7 @@ def is_sane(app: Flask) -> bool:
 def main(cases: Sequence[Case]) -> None:
     global MAIN  # noqa: PLW0603 -- this process itself may have been forked with the module
     MAIN = os.getpid()
-    app = create_app(plain=cases[0].plain)
+    app = create_app()
     assert is_sane(app)  # and the pool is full
     for case in cases:
         answers = [post(app, case, f"{case.name}/{number}") for number in range(case.keys)]

@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,8 +17,10 @@ import servers
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.stores.lock import RedisLock, client_from_url, send
 from tests.contract.test_locks import FIRST, SECOND
+from tests.waiting import wait_until
 
 ECHO = "return ARGV[1]"
+PATIENT = "?socket_timeout=20&socket_connect_timeout=20"
 
 
 @pytest.fixture
@@ -29,8 +30,9 @@ def behind(own_redis):
 
 
 @pytest.fixture
-def ask(own_redis):
-    return sender(own_redis.url)
+def proxy(own_redis):
+    with servers.FaultProxy(own_redis.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -39,8 +41,8 @@ def failures():
 
 
 @pytest.fixture
-def lock(own_redis, failures):
-    return RedisLock(client_from_url(own_redis.url), "shop:", on_failure=failures.append)
+def lock(proxy, failures):
+    return RedisLock(client_from_url(proxy.url + PATIENT), "shop:", on_failure=failures.append)
 
 
 def connected(behind):
@@ -66,20 +68,27 @@ class Interrupted(BaseException):
     """Raised by a signal's handler, as gunicorn's worker ends a request that takes too long."""
 
 
-@pytest.mark.parametrize("interruption", [Interrupted, KeyboardInterrupt, SystemExit, gevent.Timeout])
-def test_the_reply_to_an_interrupted_command_is_nobody_elses(own_redis, interruption):
+@pytest.mark.parametrize(
+    "interruption", [Interrupted, SystemExit, gevent.Timeout, redis.TimeoutError, None]
+)
+def test_the_reply_to_an_interrupted_command_is_nobody_elses(proxy, interruption):
+    """Also one that comes too late, or that nobody asks for."""
+
     def interrupt(*_):
         raise interruption
 
     def once_sent():
         proxy.wait_until_held()
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        if interruption is not redis.TimeoutError:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with servers.FaultProxy(own_redis.url) as proxy:
-            ask = sender(f"{proxy.url}?socket_timeout=20")
-            assert echo(ask)
+        ask = sender(proxy.url + ("" if interruption is redis.TimeoutError else PATIENT))
+        assert echo(ask)
+        if interruption is None:
+            ask(b"stale")
+        else:
             proxy.hold(b"stale")
             thread = threading.Thread(target=once_sent)
             thread.start()
@@ -87,31 +96,13 @@ def test_the_reply_to_an_interrupted_command_is_nobody_elses(own_redis, interrup
                 ask(b"stale")()
             thread.join()
             proxy.let_go()
-            assert all(echo(ask) for _ in range(20))
+        assert all(echo(ask) for _ in range(20))
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_reply_that_nobody_asks_for_is_nobody_elses(ask):
-    for _ in range(3):
-        assert echo(ask)
-        ask(b"stale")
-    assert echo(ask)
-
-
-def test_a_reply_that_comes_too_late_is_nobody_elses(own_redis):
-    with servers.FaultProxy(own_redis.url) as proxy:
-        ask = sender(proxy.url)
-        assert echo(ask)
-        proxy.hold(b"stale")
-        with pytest.raises(redis.TimeoutError):
-            ask(b"stale")()
-        proxy.let_go()
-        assert all(echo(ask) for _ in range(20))
-
-
-def test_an_error_is_the_reply_to_its_own_command_only(ask, behind):
-    before = connected(behind)
+def test_an_error_is_the_reply_to_its_own_command_only(own_redis, behind):
+    ask, before = sender(own_redis.url), connected(behind)
     for _ in range(3):
         with pytest.raises(redis.ResponseError, match="oh dear"):
             ask(b"", "return redis.error_reply('oh dear')")()
@@ -120,7 +111,7 @@ def test_an_error_is_the_reply_to_its_own_command_only(ask, behind):
 
 
 def test_many_threads_each_get_their_own_replies(own_redis, behind):
-    ask = sender(f"{own_redis.url}?socket_timeout=20&socket_connect_timeout=20")
+    ask = sender(own_redis.url + PATIENT)
     threads, rounds = 32, 200
     together, before = threading.Barrier(threads), connected(behind)
 
@@ -163,24 +154,16 @@ def test_a_connection_that_the_server_closed_costs_a_reconnect_not_a_pause(
     assert failures == []
 
 
-def test_a_restart_costs_a_reconnect_not_a_pause(lock, own_redis, failures):
-    assert lock.acquire(FIRST) is Glance.MINE
-    own_redis.restart(crash=True)
-    assert lock.acquire(SECOND) is Glance.MINE
-    assert failures == []
+def test_a_server_that_has_gone_is_asked_once_and_left_alone(lock, proxy, failures):
+    lock.release(FIRST)
+    proxy.refuse()
+    proxy.cut()
+    assert [lock.acquire(FIRST) for _ in range(3)] == [Glance.ASK] * 3
+    assert [type(failure) for failure in failures] == [redis.ConnectionError]
 
 
-def test_a_server_that_has_gone_is_asked_once_and_left_alone(own_redis, failures):
-    with servers.FaultProxy(own_redis.url) as proxy:
-        lock = RedisLock(client_from_url(proxy.url), "shop:", on_failure=failures.append)
-        lock.release(FIRST)
-        proxy.refuse()
-        proxy.cut()
-        assert [lock.acquire(FIRST) for _ in range(3)] == [Glance.ASK] * 3
-        assert [type(failure) for failure in failures] == [redis.ConnectionError]
-
-
-def test_a_forked_process_leaves_its_parents_connections_alone(ask, behind):
+def test_a_forked_process_leaves_its_parents_connections_alone(own_redis, behind):
+    ask = sender(own_redis.url)
     assert echo(ask)
     ours = connected(behind)
     with warnings.catch_warnings():
@@ -198,48 +181,34 @@ def test_a_forked_process_leaves_its_parents_connections_alone(ask, behind):
     assert connected(behind) == ours + 1
 
 
-def test_a_client_that_has_its_response_meets_no_lock(make_world, own_redis, postgres, add_view):
+def test_a_client_that_has_its_response_meets_no_lock(make_world, own_redis, proxy, postgres, add_view):
     """Though another worker is nearer to Redis than the one that ran the view."""
     url = postgres.database("near_and_far")
-    with servers.FaultProxy(own_redis.url) as proxy:
-        proxy.delay = 0.01
-        far = make_world(
-            SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=f"{proxy.url}?socket_timeout=5"
-        )
-        near = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=own_redis.url)
-        add_view(far)
-        add_view(near)
-        for number in range(20):
-            first, retry = far.post(key=f"key-{number}"), near.post(key=f"key-{number}")
-            assert (first.status_code, retry.status_code) == (201, 201), retry.text
-            assert retry.headers["Idempotent-Replayed"] == "true"
+    proxy.delay = 0.01
+    far = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=proxy.url + PATIENT)
+    near = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=own_redis.url)
+    add_view(far)
+    add_view(near)
+    for number in range(20):
+        first, retry = far.post(key=f"key-{number}"), near.post(key=f"key-{number}")
+        assert (first.status_code, retry.status_code) == (201, 201), retry.text
+        assert retry.headers["Idempotent-Replayed"] == "true"
 
 
-def test_the_marker_is_on_its_way_while_postgres_commits(
-    make_world, own_redis, behind, postgres, add_view, background
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_marker_is_on_its_way_while_postgres_commits_and_its_reply_is_no_other_commands(
+    make_world, own_redis, behind, postgres, add_view, background, caplog, fails
 ):
-    with servers.FaultProxy(postgres.database("slow_commit")) as proxy:
-        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, IDEMPOTENCY_REDIS_URL=own_redis.url)
+    with servers.FaultProxy(postgres.database(f"slow_commit_{fails}")) as proxy:
+        redis_url = own_redis.url + PATIENT
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, IDEMPOTENCY_REDIS_URL=redis_url)
         add_view(world, during=lambda: proxy.hold(b"COMMIT"))
-        first, deadline = background(world.post), time.monotonic() + 20
+        first = background(world.post)
         proxy.wait_until_held()
-        while behind.mget(behind.keys()) != [b"1:done"]:
-            assert time.monotonic() < deadline
+        wait_until(lambda: behind.mget(behind.keys()) == [b"1:done"], "the marker is there")
         assert not first.done()
-        proxy.let_go()
-        assert first.result().status_code == 201
-
-
-def test_a_commit_that_fails_leaves_no_reply_for_the_next_command(
-    make_world, own_redis, behind, postgres, add_view, caplog
-):
-    """The marker was sent before it."""
-    with servers.FaultProxy(postgres.database("failed_commit")) as proxy:
-        url = f"{own_redis.url}?socket_timeout=20&socket_connect_timeout=20"
-        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, IDEMPOTENCY_REDIS_URL=url)
-        add_view(world, during=lambda: proxy.lose_answer(b"COMMIT"))
-        assert world.post(key="lost").status_code == 503
-        assert behind.mget(behind.keys()) == [b"1:done"]
+        proxy.cut() if fails else proxy.let_go()
+        assert first.result().status_code == (503 if fails else 201)
         lock = world.app.extensions["idempotency"].lock
         assert [lock.acquire(FIRST), lock.acquire(SECOND)] == [Glance.MINE, Glance.BUSY]
         assert "Redis failed" not in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 
 import pytest
@@ -11,16 +10,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import servers
-from flask_idempotency import current_operation, idempotent
-from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Claim, StoredResponse
+from tests.contract.claims import a_claim, again
 
 pytestmark = pytest.mark.parametrize("store", ["redis"], indirect=True)
 
 ANY, CLAIM, FINISH = b"PEXPIRE", b'"status": null', b'"status": 201'
 """What is in every change, and in the two that begin and end a record."""
-
-ANSWER = StoredResponse(201, (("X-Same", "1"),), b"paid")
 
 
 @pytest.fixture
@@ -44,105 +39,72 @@ def records(world):
     return world.app.extensions["idempotency"].records
 
 
-@pytest.fixture
-def add(world):
-    """Adds a view that does something in its middle; gives the attempts it ran."""
+@pytest.mark.parametrize("lost", [CLAIM, FINISH])
+def test_a_claim_and_an_end_recognise_themselves(world, add_view, proxy, assert_replayed, lost):
+    def lose():
+        if lost == FINISH:
+            proxy.lose_answer(lost)
 
-    def add(during=lambda: None):
-        runs = []
-
-        def charge():
-            runs.append(current_operation.attempt)
-            during()
-            return {"run": len(runs)}, 201
-
-        view = idempotent(atomic=False)(charge)
-        world.app.add_url_rule("/payments", "charge", view, methods=["POST"])
-        return runs
-
-    return add
-
-
-@pytest.fixture
-def claim():
-    key, owner = secrets.token_bytes(32), secrets.token_urlsafe(16)
-    return Claim(key, "pay", Fingerprint(1, b"\x00" * 16), owner, ttl_seconds=60.0, lease_seconds=60.0)
-
-
-def test_a_claim_recognises_itself(world, add, proxy, assert_replayed):
-    runs = add()
-    proxy.lose_answer(CLAIM)
+    runs = add_view(world, atomic=False, during=lose)
+    if lost == CLAIM:
+        proxy.lose_answer(lost)
     first = world.post()
     assert (first.status_code, proxy.lost) == (201, 1), first.text
     assert_replayed(first, world.post())
     assert runs == [1]
 
 
-def test_an_end_recognises_itself(world, add, proxy, assert_replayed):
-    runs = add(during=lambda: proxy.lose_answer(FINISH))
-    first = world.post()
-    assert (first.status_code, proxy.lost) == (201, 1), first.text
-    assert_replayed(first, world.post())
-    assert runs == [1]
-
-
-def test_a_take_over_recognises_itself(records, proxy, claim):
+def test_a_take_over_recognises_itself(records, proxy):
+    claim = a_claim(lease=60)
     records.claim(claim).abandon()
-    seen, second = records.look(claim.key), replace(claim, owner="another")
+    seen = records.look(claim.key)
     proxy.lose_answer(ANY)
-    assert records.take_over(second, seen).attempt == 2
+    assert records.take_over(again(claim), seen).attempt == 2
     assert proxy.lost == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lease: lease.record("charge", b"1"),
-        lambda lease: lease.extend(5),
-        lambda lease: lease.release(),
-        lambda lease: lease.abandon(),
-        lambda lease: lease.complete(ANSWER),
-    ],
-    ids=["record", "extend", "release", "abandon", "complete"],
-)
-def test_every_change_may_be_sent_twice(records, proxy, claim, change):
-    lease = records.claim(claim)
+ENDS = {
+    "record": lambda lease: lease.record("charge", b"1"),
+    "extend": lambda lease: lease.extend(5),
+    "release": lambda lease: lease.release(),
+    "abandon": lambda lease: lease.abandon(),
+}
+
+
+@pytest.mark.parametrize("change", ENDS)
+def test_every_change_may_be_sent_twice(records, proxy, change):
+    lease = records.claim(a_claim(lease=60))
     proxy.lose_answer(ANY)
-    change(lease)
+    ENDS[change](lease)
     assert proxy.lost == 1
 
 
-def test_a_claim_does_not_take_its_own_finished_record_for_a_new_one(records, claim):
+def test_a_claim_does_not_take_its_own_finished_record_for_a_new_one(records):
     """As if the network had kept the first copy of the command until after the end."""
-    records.claim(claim).complete(ANSWER)
-    assert records.claim(claim) == records.look(claim.key)
-    assert records.look(claim.key).response == ANSWER
+    claim = replace(a_claim(lease=60), owner="of-one-request")
+    records.claim(claim).release()
+    records.claim(claim)
+    assert records.look(claim.key).attempt == 1
 
 
-def test_an_end_that_nobody_could_confirm_is_found_by_the_retry(
-    world, add, proxy, assert_problem, assert_replayed
+@pytest.mark.parametrize("lost", [CLAIM, FINISH])
+def test_what_nobody_could_confirm_holds_its_key_or_is_found_by_the_retry(
+    world, add_view, proxy, assert_problem, lost
 ):
-    def lose_it_for_good():
+    """After a lost claim the view did not run, but no retry can know that."""
+
+    def lose_for_good():
         proxy.refuse()
-        proxy.lose_answer(FINISH)
+        proxy.lose_answer(lost)
 
-    runs = add(during=lose_it_for_good)
+    runs = add_view(world, atomic=False, during=lose_for_good if lost == FINISH else lambda: None)
+    if lost == CLAIM:
+        world.post(key="opens-a-connection")
+        lose_for_good()
     assert_problem(world.post(), 503, "store-unavailable", retry=True)
     proxy.accept()
-    retry, again = world.post(), world.post()
-    assert (retry.status_code, retry.json) == (201, {"run": 1})
-    assert retry.headers["Idempotent-Replayed"] == "true"
-    assert retry.data == again.data
-    assert runs == [1]
-
-
-def test_a_claim_that_nobody_could_confirm_holds_its_key(world, add, records, proxy, assert_problem):
-    """What the page on stores says: the view did not run, but no retry can know that."""
-    runs = add()
-    assert world.post(key="opens-a-connection").status_code == 201
-    proxy.refuse()
-    proxy.lose_answer(CLAIM)
-    assert_problem(world.post(), 503, "store-unavailable", retry=True)
-    proxy.accept()
-    assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    if lost == CLAIM:
+        assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    else:
+        assert world.post().headers["Idempotent-Replayed"] == "true"
     assert runs == [1]
