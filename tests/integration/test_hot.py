@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.records import StoredResponse
+from tests.contract.claims import a_claim
+from tests.waiting import wait_until
 
 HEADERS = (("Content-Type", "application/json"),)
 UPDATES = """select n_tup_upd, n_tup_hot_upd from pg_stat_all_tables
@@ -19,68 +18,62 @@ UPDATES = """select n_tup_upd, n_tup_hot_upd from pg_stat_all_tables
 
 
 @pytest.fixture
-def store() -> str:
+def store():
     """Redis has no part in this."""
     return "postgres"
 
 
 @pytest.fixture
-def world(make_world: Any, postgres: Any) -> Any:
+def world(make_world, postgres):
     """On a database that has counted nothing yet."""
     return make_world(SQLALCHEMY_DATABASE_URI=postgres.database("hot"))
 
 
-def complete(world: Any, count: int, size: int) -> None:
+def complete(world, count, size):
     """Claim and complete ``count`` operations with answers of ``size`` bytes, as requests do."""
     records = world.app.extensions["idempotency"].records
     with world.app.app_context():
         for _ in range(count):
-            fingerprint = Fingerprint(1, secrets.token_bytes(16))
-            owner = secrets.token_urlsafe(9)
-            claim = Claim(secrets.token_bytes(KEY_BYTES), "create_payment", fingerprint, owner, 86400.0)
+            claim = replace(a_claim(ttl=86400.0), name="create_payment")
             records.claim(claim).complete(StoredResponse(201, HEADERS, secrets.token_bytes(size)))
 
 
-def updates(world: Any, count: int) -> tuple[int, int]:
+def updates(world, count):
     """All updates and the HOT ones, once the statistics have counted ``count``.
 
     A backend reports when it ends at the latest, so the pool's are closed.
     """
-    end = time.monotonic() + 20
-    while True:
+
+    def counted():
         with world.app.app_context():
             world.db.engine.dispose()
-        found = tuple(world.sql(UPDATES)[0])
-        if found[0] >= count:
-            return found
-        assert time.monotonic() < end, found
-        time.sleep(0.05)
+        every, hot = world.sql(UPDATES)[0]
+        return (every, hot) if every >= count else None
+
+    return wait_until(counted, "the updates are counted")
 
 
-def test_an_atomic_operation_is_not_in_the_partial_index(world):
-    complete(world, 300, 20)
-    [(name,)] = world.sql(
-        "select indexrelid::regclass from pg_index"
-        " where indrelid = 'idempotency_record'::regclass and indpred is not null"
-    )
-    empty = 8192  # one page, which says that there is no root yet
-    assert world.sql(f"select pg_relation_size('{name}')") == [(empty,)]
-
-
-@pytest.mark.parametrize("size", [20, 200, 600, 20_000])
-def test_completing_is_a_hot_update(world, size):
+@pytest.mark.parametrize(
+    ("size", "part"),
+    [
+        # A page in somebody else's hands, such as the autovacuum's, is not pruned.
+        (20, 0.99),
+        (600, 0.99),
+        (20_000, 0.99),
+        # Five of their rows fill a page but for the twelfth that is left free: too little for a sixth.
+        (1000, 0.8),
+    ],
+)
+def test_completing_is_a_hot_update(world, size, part):
     complete(world, 300, size)
-    count, hot = updates(world, 300)
-    assert count == 300
-    assert hot >= 297  # a page in somebody else's hands, such as the autovacuum's, is not pruned
-
-
-def test_completing_is_mostly_a_hot_update_with_larger_responses(world):
-    # Five of their rows fill a page but for the twelfth that is left free: too little for the sixth.
-    complete(world, 300, 1000)
     every, hot = updates(world, 300)
     assert every == 300
-    assert hot >= 0.8 * every
+    assert hot >= 300 * part
+    partial = "indrelid = 'idempotency_record'::regclass and indpred is not null"
+    [(bytes_of_index,)] = world.sql(
+        f"select pg_relation_size(indexrelid) from pg_index where {partial}"
+    )
+    assert bytes_of_index == 8192, "an atomic operation is not there: one page, which has no root yet"
 
 
 def test_completing_is_nearly_always_a_hot_update_when_workers_share_pages(world):
@@ -99,5 +92,5 @@ def test_what_a_record_takes_on_disk(world):
     (row,) = world.sql("select avg(pg_column_size(r.*)) from idempotency_record r")[0]
     (total,) = world.sql("select pg_total_relation_size('idempotency_record')")[0]
     print(f"an answer of 200 bytes: a row of {row:.0f} bytes, {total / 2000:.0f} with all")
-    assert row < 360
-    assert total / 2000 < 540
+    assert row < 370
+    assert total / 2000 < 550

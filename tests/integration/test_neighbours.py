@@ -1,4 +1,4 @@
-"""Beside the extensions that applications use, and on another bind."""
+"""Beside Flask-Login and Alembic, and on another bind."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_a_migration_sees_the_table_and_finds_nothing_to_change(world):
         assert changes == ["add_table", "add_index", "add_index"]
 
 
-@pytest.fixture
-def bound(make_world, postgres):
-    """An application whose payments, and so its records, live on the bind ``ledger``."""
+def test_records_and_writes_on_a_bind_commit_together_there_and_no_write_elsewhere(
+    make_world, postgres
+):
     db = SQLAlchemy()
 
     class Entry(db.Model):
@@ -67,40 +67,25 @@ def bound(make_world, postgres):
         IDEMPOTENCY_BIND_KEY="ledger",
         IDEMPOTENCY_TABLE="operations",
     )
-    world.Entry = Entry
-    world.app.testing = True
-    return world
 
-
-def rows(world, table):
-    with world.app.app_context(), world.db.engines["ledger"].connect() as connection:
-        return connection.scalar(sa.text(f"select count(*) from {table}"))
-
-
-def test_records_and_writes_on_a_bind_commit_together_there(bound):
-    @bound.app.post("/payments")
+    @world.app.post("/<kind>")
     @idempotent
-    def pay():
-        bound.db.session.add(bound.Entry())
-        bound.db.session.commit()
-        session, numbers = bound.db.session, sa.select(sa.func.txid_current())
-        of_session = session.scalar(numbers, bind_arguments={"mapper": bound.Entry.__mapper__})
+    def pay(kind):
+        db.session.add(Entry() if kind == "entries" else world.Payment(amount=1))
+        db.session.commit()
+        numbers = sa.select(sa.func.txid_current())
+        of_session = db.session.scalar(numbers, bind_arguments={"mapper": Entry.__mapper__})
         assert of_session == current_operation.connection.scalar(numbers)
         return {}, 201
 
-    assert [bound.post().status_code for _ in range(2)] == [201, 201]
-    assert rows(bound, "entry") == rows(bound, "operations") == 1
-    assert "operations" not in bound.db.metadata.tables
+    def rows(table):
+        with world.app.app_context(), db.engines["ledger"].connect() as connection:
+            return connection.scalar(sa.text(f"select count(*) from {table}"))
 
-
-def test_a_write_to_the_default_bind_is_then_the_one_that_is_refused(bound):
-    @bound.app.post("/payments")
-    @idempotent
-    def pay():
-        bound.db.session.add_all([bound.Entry(), bound.Payment(amount=1)])
-        bound.db.session.commit()
-        return {}, 201
-
+    world.app.testing = True
+    assert [world.post("/entries").status_code for _ in range(2)] == [201, 201]
+    assert rows("entry") == rows("operations") == 1
+    assert "operations" not in db.metadata.tables
     with pytest.raises(NotAtomic, match="another bind"):
-        bound.post()
-    assert rows(bound, "entry") == bound.count() == 0
+        world.post("/payments", "key-2")
+    assert (rows("entry"), world.count()) == (1, 0)

@@ -7,12 +7,10 @@ import http.client
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -169,76 +167,3 @@ def test_a_stopped_worker_keeps_its_operation_until_its_connection_ends_and_then
     assert told(first) == 503
     assert shop.pay("key-1", HELD).body == retry.body
     promises_hold(shop, {"key-1": [retry]})
-
-
-def test_a_worker_that_ignores_its_graceful_timeout_is_rolled_back(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
-) -> None:
-    """The old gunicorn is told to end, does not wait for the view, and another gunicorn takes over."""
-    shop = open_shop("--graceful-timeout", "1")
-    first = clients.submit(shop.pay, "key-1", HELD)
-    shop.arrived.read_text()
-    os.kill(shop.pid, signal.SIGTERM)
-    assert told(first) in (None, 500)
-    wait_until(shop.nothing_is_left_open, "the dead worker's transaction is over")
-    assert shop.sql("SELECT count(*) FROM payment") == [(0,)]
-    pays_at_last(open_shop(database_url=shop.database_url), "key-1", attempt=2)
-
-
-def test_a_slow_thread_outlives_the_worker_timeout(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
-) -> None:
-    """The timeout is for workers: with threads it ends no view, so the first answer is late."""
-    shop = open_shop("--worker-class", "gthread", "--threads", "2", "--timeout", "1")
-    first = clients.submit(shop.pay, "key-1", HELD)
-    worker = int(shop.arrived.read_text())
-    deadline = time.monotonic() + 2.2  # gunicorn looks at its workers once a second
-    while time.monotonic() < deadline:
-        assert shop.pay("key-1", HELD).status == 409
-    shop.go_on.write_text("go on")
-    assert first.result().status == 201
-    assert json.loads(first.result().body)["process"] == worker
-    promises_hold(shop, {"key-1": [first.result(), shop.pay("key-1", HELD)]})
-
-
-def test_a_database_paused_for_longer_than_anybody_waits(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
-) -> None:
-    """The client gives up, gunicorn ends the worker; when the database goes on, all is rolled back."""
-    with servers.Postgres(fsync=False) as own_postgres:
-        shop = open_shop("--timeout", "1", database_url=own_postgres.database("paused"))
-        first = clients.submit(shop.pay, "key-1", HELD)
-        worker = psutil.Process(int(shop.arrived.read_text()))
-        own_postgres.pause()
-        try:
-            shop.go_on.write_text("go on")
-            assert told(first) in (None, 500)
-            wait_until(lambda: not worker.is_running(), "gunicorn ends the worker")
-        finally:
-            own_postgres.resume()
-        (*_, answer) = shop.pay_for_sure("key-1", HELD, may_break=True)
-        # The COMMIT was sent before the worker died, or it was not: both are possible here.
-        assert answer.status == 201
-        promises_hold(shop, {"key-1": [answer, shop.pay("key-1", HELD)]})
-
-
-def test_a_client_that_leaves_in_the_middle_of_its_body_has_asked_for_nothing(
-    open_shop: Callable[..., Shop],
-) -> None:
-    shop = open_shop("--workers", "1")
-    where = urlsplit(shop.url)
-    request = (
-        f"POST /payments HTTP/1.1\r\nHost: {where.netloc}\r\nX-User: alice\r\n"
-        "Idempotency-Key: key-1\r\nContent-Length: 800\r\n\r\n"
-    )
-    with socket.create_connection((where.hostname, where.port), timeout=10) as client:
-        client.sendall(request.encode() + b"x" * 300)
-        client.shutdown(socket.SHUT_WR)
-        answer = http.client.HTTPResponse(client)
-        answer.begin()
-        assert answer.status == 400
-        assert b"body-incomplete" in answer.read()
-    with socket.create_connection((where.hostname, where.port), timeout=10) as client:
-        client.sendall(request.encode() + b"x" * 300)
-    assert shop.sql("SELECT key FROM payment") == []
-    pays_at_last(shop, "key-1", "/payments", attempt=1)

@@ -8,10 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask, current_app
-from flask_sqlalchemy import SQLAlchemy
+from flask import current_app
 
-from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.web import purging
 from tests.integration.commands.purging import FILL, outside
 from tests.integration.test_workers import KINDS
@@ -44,7 +42,7 @@ def left(world, add_view):
     return count
 
 
-def test_a_hundred_go_when_the_response_has_been_sent(world, add_view, left):
+def test_a_hundred_go_when_the_response_has_been_sent(world, left):
     world.sql(FILL.format(250))
     response = respond(world)
     assert world.sql(FILLED) == [(250,)]
@@ -62,21 +60,17 @@ def test_a_replay_or_a_problem_is_not_followed_by_one(world, left):
     assert world.sql(FILLED) == [(10,)]
 
 
-def test_what_has_not_expired_or_is_interrupted_stays(world, left):
-    world.sql(FILL.format(9))
+def test_what_has_not_expired_is_interrupted_or_locked_stays(world, left):
+    world.sql(FILL.format(150))
     world.sql("update idempotency_record set lease_expires_at = expires_at where expires_at = "
               "(select min(expires_at) from idempotency_record)")  # fmt: skip
     world.sql("update idempotency_record set expires_at = now() + interval '1 h' where expires_at = "
               "(select max(expires_at) from idempotency_record)")  # fmt: skip
-    assert left() == 2
-
-
-def test_what_is_locked_is_skipped_and_goes_later(world, left):
-    world.sql(FILL.format(150))
     with outside(world) as other:
-        other.execute("select from idempotency_record order by expires_at limit 10 for update")
-        assert [left() for _ in range(3)] == [50, 10, 10]
-    assert left() == 0
+        expired = "select from idempotency_record where lease_expires_at is null"
+        other.execute(f"{expired} order by expires_at limit 10 for update")
+        assert [left() for _ in range(3)] == [50, 12, 12]
+    assert left() == 2
 
 
 def test_a_table_that_is_locked_is_not_waited_for(world, left, caplog):
@@ -89,32 +83,23 @@ def test_a_table_that_is_locked_is_not_waited_for(world, left, caplog):
     assert left() == 50, "a lock says nothing about how many may go at once"
 
 
-@pytest.fixture
-def slow(world):
-    """Sets whether deleting takes too long."""
+def test_after_a_time_out_half_as_many_go_and_twice_as_many_after_a_success(world, left, caplog):
     world.sql("create table slow (); create function sleep() returns trigger language plpgsql as"
               " $$ begin if exists (select from slow) then perform pg_sleep(10); end if;"
               " return null; end $$; create trigger slow after delete on idempotency_record"
               " for each statement execute function sleep()")  # fmt: skip
-
-    def set_(is_slow):
-        world.sql("delete from slow; " + ("insert into slow default values" if is_slow else ""))
-
-    return set_
-
-
-def test_after_a_time_out_half_as_many_go_and_twice_as_many_after_a_success(world, left, slow, caplog):
+    quick, slow = "delete from slow", "insert into slow default values"
     world.sql(FILL.format(1000))
-    slow(True)
+    world.sql(slow)
     began = time.monotonic()
     assert left() == 1000
     assert time.monotonic() - began < 5, "it was cut off after 100 ms"
     assert caplog.messages == ["deleting expired records took too long; next time 50 go at once"]
-    slow(False)
+    world.sql(quick)
     assert [left() for _ in range(3)] == [950, 850, 750]
-    slow(True)
+    world.sql(slow)
     assert [left() for _ in range(8)] == [750] * 8
-    slow(False)
+    world.sql(quick)
     assert [left() for _ in range(9)] == [749, 747, 743, 735, 719, 687, 623, 523, 423]
 
 
@@ -186,58 +171,26 @@ def test_under_each_kind_of_worker_the_response_comes_first(open_shop, clients, 
     wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
-@pytest.fixture
-def small_shop(tmp_path, redis_server):
-    """A shop on SQLite, with one of the stores that work there, and a function that pays."""
-
-    def make(store):
-        app = Flask("shop")
-        app.config.update(
-            SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/shop.db",
-            IDEMPOTENCY_STORE=store,
-            IDEMPOTENCY_REDIS_URL=redis_server.url,
-            IDEMPOTENCY_REDIS_PREFIX="shop:",
-        )
-        db = SQLAlchemy(app)
-        Idempotency(app, db, scope=None)
-        app.add_url_rule("/", "pay", idempotent(atomic=store != "redis")(dict), methods=["POST"])
-        with app.app_context():
-            db.create_all()
-            stack.callback(db.engine.dispose)
-            connection = stack.enter_context(db.engine.connect())
-
-        def pay(key):
-            return app.test_client().post("/", headers={"Idempotency-Key": key})
-
-        return app, connection, pay
-
-    with ExitStack() as stack:
-        yield make
-
-
-def test_sqlite_too_unless_somebody_writes_or_reads(small_shop, caplog):
-    _app, beside, pay = small_shop("sql")
-    pay("old")
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_sqlite_too_unless_somebody_writes_or_reads(make_world, add_view, tmp_path, caplog):
+    world = make_world(SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/shop.db")
+    add_view(world)
+    world.post(key="old").close()
     count = "select count(*) from idempotency_record where expires_at <= created_at"
-    beside.exec_driver_sql("update idempotency_record set expires_at = created_at")
-    beside.commit()
-    for begins in "begin immediate", "begin; select 1 from idempotency_record":
-        response = pay(begins)
-        for statement in begins.split(";"):
-            beside.exec_driver_sql(statement).close()
-        began = time.monotonic()
-        response.close()
-        assert time.monotonic() - began < 2, "SQLite's driver would wait for five seconds"
-        assert beside.exec_driver_sql(count).scalar() == 1
-        beside.rollback()
-    assert caplog.messages == []
-    pay("new").close()
-    assert beside.exec_driver_sql(count).scalar() == 0
-
-
-def test_redis_does_it_by_itself(small_shop):
-    app, _beside, pay = small_shop("redis")
-    response = pay("key")
-    assert response.status_code == 200
-    response.close()
-    assert app.extensions["idempotency"].purge is None
+    with world.app.app_context():
+        engine = world.db.engine
+    with engine.connect() as beside:
+        beside.exec_driver_sql("update idempotency_record set expires_at = created_at")
+        beside.commit()
+        for begins in "begin immediate", "begin; select 1 from idempotency_record":
+            response = respond(world)
+            for statement in begins.split(";"):
+                beside.exec_driver_sql(statement).close()
+            began = time.monotonic()
+            response.close()
+            assert time.monotonic() - began < 2, "SQLite's driver would wait for five seconds"
+            assert beside.exec_driver_sql(count).scalar() == 1
+            beside.rollback()
+        assert caplog.messages == []
+        respond(world).close()
+        assert beside.exec_driver_sql(count).scalar() == 0

@@ -1,4 +1,4 @@
-"""Records on PostgreSQL: who takes them over, what a hold leaves, how long a lock is waited for."""
+"""Records on PostgreSQL, beyond the contract: connections, forgotten holds, waiting for locks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import current_operation
+import servers
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.drivers.raw_connection import class_of
-from tests.integration.views import protect
+from flask_idempotency.core.records import Record, StoredResponse
+from tests.contract.claims import a_claim, again, stored_record
 
-SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)
-FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
-SECOND, THIRD = replace(FIRST, owner="2" * 22), replace(FIRST, owner="3" * 22)
+RESPONSE = StoredResponse(201, (), b"")
 
 
 @pytest.fixture
@@ -27,107 +24,66 @@ def records(world):
     return world.app.extensions["idempotency"].records
 
 
-def expire(world):
-    world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 second'")
-
-
-def test_a_take_over_of_what_was_completed_since_the_look_gets_nothing(world, records):
-    hold = records.claim(FIRST)
-    seen = records.look(FIRST.key)
-    hold.complete(StoredResponse(201, (), b"the answer"))
-    assert isinstance(records.take_over(SECOND, seen), Record | None)
-    assert records.look(FIRST.key).response == StoredResponse(201, (), b"the answer")
-
-
-def test_a_take_over_of_what_was_taken_over_since_the_look_gets_nothing(world, records):
-    records.claim(FIRST).abandon()
-    seen = records.look(FIRST.key)
-    records.take_over(SECOND, seen).abandon()
-    assert isinstance(records.take_over(THIRD, seen), Record | None)
-    assert records.look(FIRST.key).attempt == 2
-
-
-@pytest.mark.parametrize("ttl", [60.0, 0.0])
-def test_a_held_record_cannot_be_taken_over_also_when_it_expired(world, records, ttl):
-    hold = records.claim(replace(FIRST, ttl_seconds=ttl))
-    seen = records.look(FIRST.key)
-    assert seen.expired is (ttl == 0)
-    assert isinstance(records.take_over(SECOND, seen), Record | None)
-    hold.complete(StoredResponse(201, (), b""))
-    assert [r.owner for r in world.records()] == [FIRST.owner]
-
-
 @pytest.mark.parametrize("name", ["NULL", "", '"{a,\\\\b}"', "Zürich \u2028"])
 def test_any_text_of_a_record_is_read_as_it_was_written(records, name):
-    claim = replace(FIRST, name=name)
+    claim = replace(a_claim(), name=name)
     response = StoredResponse(201, (("X-Odd", name),), name.encode())
     records.claim(claim).complete(response)
-    found = records.look(FIRST.key)
+    found = records.look(claim.key)
     assert (found.name, found.response) == (name, response)
 
 
 def test_a_claim_that_finds_a_record_reads_it_on_one_connection(world, records):
-    taken = []
-    assert records.look(FIRST.key) is None  # what is asked once for each engine is asked here
+    taken, claim = [], a_claim()
+    assert records.look(claim.key) is None  # what is asked once for each engine is asked here
     with world.app.app_context():
         sa.event.listen(world.db.engine, "checkout", lambda *what: taken.append(what))
-    hold = records.claim(FIRST)
+    hold = records.claim(claim)
     assert (hold.attempt, len(taken)) == (1, 1)
-    assert records.claim(SECOND).owner == FIRST.owner
-    hold.complete(StoredResponse(201, (), b""))
-    assert records.claim(SECOND).response == StoredResponse(201, (), b"")
+    assert records.claim(again(claim)).owner == claim.owner
+    hold.complete(RESPONSE)
+    assert records.claim(again(claim)).response == RESPONSE
 
 
-@pytest.mark.parametrize("is_sent", [False, True])
-def test_a_claim_whose_connection_breaks_is_ours(records, monkeypatch, is_sent):
-    wires, sent = (
-        class_of(records.messages.engine.dialect.name, records.messages.engine.dialect.driver),
-        [],
-    )
-    send = wires.send
-
-    def lose(wire, sql, values=None, first=()):
-        if "insert into" in str(sql).lower():
-            sent.append(sql)
-            if len(sent) == 1:
-                if is_sent:
-                    send(wire, sql, values)
-                wire.driver.close()
-        return send(wire, sql, values, first)
-
-    monkeypatch.setattr(wires, "send", lose)
-    hold = records.claim(FIRST)
-    assert (hold.attempt, len(sent)) == (1, 2)
-    hold.complete(StoredResponse(201, (), b""))
+CLAIM = b"DO NOTHING"
+"""In each claim's message, and in no other."""
 
 
-def test_an_expired_record_starts_afresh(world, records):
-    records.claim(FIRST).complete(StoredResponse(201, (), b"old"))
-    created = world.records()[0].created_at
-    expire(world)
-    hold = records.take_over(replace(SECOND, fingerprint=OTHER), records.look(FIRST.key))
-    assert hold.attempt == 1
-    hold.abandon()
-    record = records.look(FIRST.key)
-    assert (record.expired, record.response, record.fingerprint) == (False, None, OTHER)
-    assert world.records()[0].created_at > created
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_claim_whose_connection_breaks_is_ours(make_world, postgres, add_view, background, arrives):
+    with servers.FaultProxy(postgres.database(f"claims_{arrives}")) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
+        runs = add_view(world)
+        world.post(key="opens-a-connection")
+        if arrives:
+            proxy.lose_answer(CLAIM)
+        else:
+            proxy.hold(CLAIM)
+        first = background(world.post)
+        if not arrives:
+            proxy.wait_until_held()
+            proxy.cut()
+        assert first.result().status_code == 201
+        assert proxy.lost == arrives
+        assert runs == [1, 1], "the attempt is the first one"
 
 
-def test_a_hold_that_is_forgotten_frees_its_row_and_leaves_no_transaction_in_the_pool(world, records):
-    hold = records.claim(FIRST)
+def test_a_hold_that_is_forgotten_frees_its_row_and_leaves_no_transaction_in_the_pool(records):
+    claim = a_claim()
+    hold = records.claim(claim)
     del hold
     gc.collect()
     with records.messages.engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert not driver.autocommit
         assert driver.info.transaction_status == 0
-    again = records.take_over(SECOND, records.look(FIRST.key))
-    assert again.attempt == 2
-    again.abandon()
+    hold = records.take_over(again(claim), stored_record(records, claim))
+    assert hold.attempt == 2
+    hold.abandon()
 
 
 def test_a_connection_that_dies_while_it_is_given_back_does_not_come_back(world, records):
-    hold = records.claim(FIRST)
+    hold = records.claim(a_claim())
     backend = hold.connection.scalar(sa.text("select pg_backend_pid()"))
     world.sql("select pg_terminate_backend(:pid, 5000)", pid=backend)
     hold.abandon()
@@ -135,37 +91,38 @@ def test_a_connection_that_dies_while_it_is_given_back_does_not_come_back(world,
         assert connection.scalar(sa.text("select 1")) == 1
 
 
-def test_a_take_over_never_changes_the_fingerprint_of_a_live_record(world):
-    records = world.app.extensions["idempotency"].records
-    mine = Claim(b"k" * 32, "pay", Fingerprint(1, b"m" * 16), "1" * 22, 0.0)
-    other = replace(mine, fingerprint=Fingerprint(1, b"o" * 16), owner="2" * 22, ttl_seconds=60.0)
+def test_a_take_over_never_changes_the_fingerprint_of_a_live_record(records):
+    mine = a_claim(ttl=0.0)
+    other = replace(again(mine), fingerprint=Fingerprint(1, b"o" * 16), ttl_seconds=60.0)
     records.claim(mine).abandon()
-    expired = records.look(mine.key)
+    expired = stored_record(records, mine)
     records.take_over(other, expired).abandon()
-    hold = records.take_over(replace(mine, owner="3" * 22), expired)
+    hold = records.take_over(again(mine), expired)
     if not isinstance(hold, Record | None):
         hold.abandon()
     assert records.look(mine.key).fingerprint == other.fingerprint
 
 
+LOCK = sa.text("lock table idempotency_record in access exclusive mode")
+IMPATIENT = {"connect_args": {"options": "-c statement_timeout=3000"}}
+
+
 @pytest.mark.parametrize("known", [False, True])
-def test_a_locked_table_is_waited_for_briefly(make_world, known):
-    impatient = {"connect_args": {"options": "-c statement_timeout=3000"}}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=impatient)
-    protect(world, lambda: ({}, 201))
+def test_a_locked_table_is_waited_for_briefly(make_world, add_view, known):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=IMPATIENT)
+    add_view(world)
     world.post(key="key-1" if known else "key-0")
     with world.app.app_context(), world.db.engine.begin() as connection:
-        connection.execute(sa.text("lock table idempotency_record in access exclusive mode"))
+        connection.execute(LOCK)
         started = time.monotonic()
         assert world.post().status_code == 503
         assert time.monotonic() - started < 2
 
 
-def test_a_table_locked_between_the_claim_and_its_lock_is_waited_for_briefly(make_world):
+def test_a_table_locked_between_the_claim_and_its_lock_is_waited_for_briefly(make_world, add_view):
     """The claim waits for one lock, and another is asked for behind it: that one comes in between."""
-    impatient = {"connect_args": {"options": "-c statement_timeout=3000"}}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=impatient)
-    protect(world, lambda: ({}, 201))
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=IMPATIENT)
+    add_view(world)
     world.post(key="key-0")
     for _ in range(30):
         world.sql("delete from idempotency_record")
@@ -192,7 +149,7 @@ def answer_while_locked(world):
 
     def alter():
         with engine.begin() as third:
-            third.execute(sa.text("lock table idempotency_record in access exclusive mode"))
+            third.execute(LOCK)
             altered.wait(10)
 
     with world.app.app_context():
@@ -212,13 +169,14 @@ def answer_while_locked(world):
     return answers[0]
 
 
-def test_the_number_of_an_attempt_is_durable_before_the_view_runs(world):
+def test_the_number_of_an_attempt_is_durable_before_the_view_runs(world, add_view):
     outside = []
 
-    def pay():
-        outside.append([(r.state, r.attempt) for r in world.records()])
-        return {"attempt": current_operation.attempt}, 500 if len(outside) < 3 else 201
+    def look():
+        outside.append([(record.state, record.attempt) for record in world.records()])
+        assert len(outside) == 3
 
-    protect(world, pay)
+    runs = add_view(world, during=look)
     assert [world.post().status_code for _ in range(3)] == [500, 500, 201]
-    assert outside == [[("in_progress", n)] for n in (1, 2, 3)]
+    assert outside == [[("in_progress", number)] for number in runs]
+    assert runs == [1, 2, 3]

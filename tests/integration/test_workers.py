@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
@@ -11,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -74,37 +72,6 @@ def test_duplicates_that_wait_leave_their_worker_to_others(
         told |= storm(shop, clients, 3)  # six duplicates: as many as may wait
     promises_hold(shop, told)
     assert all(len(answers) == DUPLICATES for answers in told.values()), "nobody was told 409"
-
-
-def test_a_worker_that_its_timeout_aborts_leaves_nothing_behind(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
-) -> None:
-    shop = open_shop("--timeout", "1")
-    first = clients.submit(shop.pay, "key-1", HELD)
-    worker = int(shop.arrived.read_text())
-    assert shop.pay("key-1", HELD).status == 409
-    with suppress(OSError, http.client.HTTPException):  # no answer at all is as good
-        assert first.result().status == 500
-    (*_, retry) = shop.pay_for_sure("key-1", HELD)
-    assert retry.status == 201
-    assert json.loads(retry.body)["attempt"] == 2
-    assert json.loads(retry.body)["process"] != worker
-    promises_hold(shop, {"key-1": [retry, shop.pay("key-1", HELD)]})
-
-
-@pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
-def test_workers_that_are_replaced_all_the_time_run_nothing_twice(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor, kind: str
-) -> None:
-    arguments, environment = KINDS[kind]
-    limit = ("--max-requests", "10", "--max-requests-jitter", "5")
-    shop = open_shop(*limit, *arguments, **environment)
-    told = storm(shop, clients, 20, may_break=True)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(processes(told)) <= 4:  # several generations of workers
-        assert time.monotonic() < deadline, "nobody is replaced"
-        told |= storm(shop, clients, 10, may_break=True)
-    promises_hold(shop, told)
 
 
 @pytest.mark.parametrize("kind", ["sync", "gthread"])
