@@ -8,8 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 import sqlalchemy as sa
-from flask import current_app
+from flask import Flask, current_app
+from flask_sqlalchemy import SQLAlchemy
 
+from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.web import purging
 from tests.integration.commands.purging import FILL, outside
 from tests.integration.test_workers import KINDS
@@ -171,19 +173,27 @@ def test_under_each_kind_of_worker_the_response_comes_first(open_shop, clients, 
     wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_sqlite_too_unless_somebody_writes_or_reads(make_world, add_view, tmp_path, caplog):
-    world = make_world(SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/shop.db")
-    add_view(world)
-    world.post(key="old").close()
+def test_sqlite_too_unless_somebody_writes_or_reads(tmp_path, caplog):
+    app = Flask("shop")
+    app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path}/shop.db"
+    app.config["IDEMPOTENCY_STORE"] = "sql"
+    db = SQLAlchemy(app)
+    Idempotency(app, db, scope=None)
+    app.add_url_rule("/", "pay", idempotent(dict), methods=["POST"])
+    with app.app_context():
+        db.create_all()
+        engine = db.engine
+
+    def pay(key):
+        return app.test_client().post("/", headers={"Idempotency-Key": key})
+
     count = "select count(*) from idempotency_record where expires_at <= created_at"
-    with world.app.app_context():
-        engine = world.db.engine
+    pay("old")
     with engine.connect() as beside:
         beside.exec_driver_sql("update idempotency_record set expires_at = created_at")
         beside.commit()
         for begins in "begin immediate", "begin; select 1 from idempotency_record":
-            response = respond(world)
+            response = pay(begins)
             for statement in begins.split(";"):
                 beside.exec_driver_sql(statement).close()
             began = time.monotonic()
@@ -192,5 +202,6 @@ def test_sqlite_too_unless_somebody_writes_or_reads(make_world, add_view, tmp_pa
             assert beside.exec_driver_sql(count).scalar() == 1
             beside.rollback()
         assert caplog.messages == []
-        respond(world).close()
+        pay("new").close()
         assert beside.exec_driver_sql(count).scalar() == 0
+    engine.dispose()
