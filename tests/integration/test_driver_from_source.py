@@ -8,8 +8,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SHOP = """
 import importlib.metadata, os
@@ -43,9 +41,8 @@ print(app.test_cli_runner().invoke(cli, ["check"]).output)
 """
 
 
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    """All installed packages, with the driver under the name of its source distribution."""
+def test_an_application_runs_on_the_driver_from_source(postgres, tmp_path):
+    """All packages are there, with the driver under the name of its source distribution."""
     for folder in {sysconfig.get_path(name) for name in ("purelib", "platlib")}:
         for path in Path(folder).iterdir():
             if not path.name.startswith("psycopg2_binary-"):
@@ -53,22 +50,14 @@ def packages(tmp_path: Path) -> Path:
     metadata = tmp_path / "psycopg2-2.9.9.dist-info/METADATA"
     metadata.parent.mkdir(exist_ok=True)
     metadata.write_text("Metadata-Version: 2.1\nName: psycopg2\nVersion: 2.9.9\n", encoding="utf-8")
-    return tmp_path
-
-
-def test_an_application_runs_on_the_driver_from_source(postgres, packages, tmp_path):
+    environment = {
+        **os.environ,
+        "DATABASE_URL": postgres.database("driver"),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
+    }
+    command = [sys.executable, "-S", "-c", SHOP]
     done = subprocess.run(
-        [sys.executable, "-S", "-c", SHOP],
-        env={
-            **os.environ,
-            "DATABASE_URL": postgres.database("driver"),
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}",
-        },
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        command, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     first, *statuses = done.stdout.splitlines()[:3]

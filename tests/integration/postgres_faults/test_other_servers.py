@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg2
-import pytest
 import sqlalchemy as sa
 
 import servers
@@ -122,10 +121,11 @@ def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
     expect.retry_runs(world, runs)
 
 
-@pytest.fixture
-def without_its_standby(own_postgres, own_database):
-    """A function that loses the synchronous standby of a server, and one that gives up on it."""
-    server = sa.create_engine(own_database, isolation_level="AUTOCOMMIT")
+def test_a_synchronous_standby_that_is_gone_holds_the_key_of_a_dead_worker(
+    make_world, probing_at_once, own_database, background, add_view, assert_problem, expect
+):
+    """The server waits for the standby while it commits, and looks at nothing else."""
+    server = sa.create_engine(own_database, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
     def wait_for(standby: str) -> None:
         with server.connect() as connection:
@@ -137,35 +137,20 @@ def without_its_standby(own_postgres, own_database):
         with server.connect() as connection:
             return connection.exec_driver_sql("show synchronous_standby_names").scalar_one()
 
-    yield lambda: wait_for("gone"), lambda: wait_for("")
-    wait_for("")
-    server.dispose()
-
-
-def test_a_synchronous_standby_that_is_gone_holds_the_key_of_a_dead_worker(
-    make_world,
-    probing_at_once,
-    own_database,
-    without_its_standby,
-    background,
-    add_view,
-    assert_problem,
-    expect,
-):
-    """The server waits for the standby while it commits, and looks at nothing else."""
-    lose, give_up = without_its_standby
     with servers.FaultProxy(own_database) as proxy:
         world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
         runs = add_view(world)
-        lose()
-        first = background(world.post)
-        waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
-        wait_until(lambda: world.sql(waiting) == [(1,)], "the COMMIT waits for the standby")
-        assert_problem(world.post(), 409, "request-in-progress", retry=True)
-        proxy.cut()
-        assert_problem(first.result(), 503, "store-unavailable", retry=True)
-        time.sleep(1.2)  # twice client_connection_check_interval, which would have noticed
-        assert_problem(world.post(), 409, "request-in-progress", retry=True)
-        assert world.sql(waiting) == [(1,)]
-        give_up()
+        wait_for("gone")
+        try:
+            first = background(world.post)
+            waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+            wait_until(lambda: world.sql(waiting) == [(1,)], "the COMMIT waits for the standby")
+            assert_problem(world.post(), 409, "request-in-progress", retry=True)
+            proxy.cut()
+            assert_problem(first.result(), 503, "store-unavailable", retry=True)
+            time.sleep(1.2)  # twice client_connection_check_interval, which would have noticed
+            assert_problem(world.post(), 409, "request-in-progress", retry=True)
+            assert world.sql(waiting) == [(1,)]
+        finally:
+            wait_for("")
         expect.retry_replays(world, runs)
