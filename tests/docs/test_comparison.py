@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -11,7 +9,6 @@ import sqlalchemy as sa
 
 from tests.docs.how_to import Page
 from tests.killed import Killed
-from tests.waiting import PATIENCE_SECONDS, wait_until
 
 
 class TestOfYourOwn:
@@ -37,27 +34,6 @@ class TestOfYourOwn:
         assert [(answer.status_code, answer.json) for answer in answers] == [(201, {"paid": 1})] * 2
         assert shop.post("/payments", {"amount": 6}).status_code == 422
         assert shop.post("/payments", key=None).status_code == 400
-        assert shop.count("payment") == 1
-
-    def test_the_second_of_two_at_once_waits_with_a_connection_and_gets_the_response(self, shop):
-        begun, may_end = threading.Event(), threading.Event()
-
-        def slowly():
-            begun.set()
-            assert may_end.wait(PATIENCE_SECONDS)
-
-        shop.names["then"] = slowly
-        here = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
-        waits = f"{here} AND wait_event_type = 'Lock'"
-        with ThreadPoolExecutor(2) as pool:
-            try:
-                first = pool.submit(shop.post, "/payments")
-                assert begun.wait(PATIENCE_SECONDS)
-                second = pool.submit(shop.post, "/payments")
-                wait_until(lambda: shop.sql(waits), "the second one waits in the database")
-            finally:
-                may_end.set()
-            assert first.result().json == second.result().json == {"paid": 1}
         assert shop.count("payment") == 1
 
     @pytest.mark.parametrize("answer", [({"error": "no"}, 500), None], ids=["5xx", "death"])

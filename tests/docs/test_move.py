@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from flask import Flask, Response, g, request
 
-from flask_idempotency import KeyMalformed, idempotent, operation_observed
+from flask_idempotency import KeyMalformed, idempotent
 from flask_idempotency.core.keys import parse_key
 from tests.docs.how_to import Page
 from tests.docs.pages import RECIPES, ROOT, apps, blocks
@@ -108,19 +108,6 @@ def end_leases(shop: Page) -> None:
 
 @pytest.mark.usefixtures("patient_observing")
 class TestBefore:
-    def test_observing_sees_what_the_old_code_answers(self, shop, old):
-        seen = []
-
-        def note(_sender, event, **_more):
-            seen.append((event.would, event.problem))
-
-        view = idempotent(enforce=False, name="orders")(lambda: old.view("orders"))
-        shop.app.add_url_rule("/old", "old", view, methods=["POST"])
-        with operation_observed.connected_to(note, shop.app):
-            answers = [shop.post("/old", {"amount": amount}) for amount in (5, 5, 6)]
-        assert [answer.json for answer in answers] == [{"ordered": 5}] * 3
-        assert seen == [("executed", None), ("replayed", None), ("rejected", "key-reused")]
-
     def test_the_query_finds_the_keys_that_are_refused(self, shop):
         keys = ["k-1", "8e03978e-40d5", "{a}[b]", '"k 1, k"', "k 1", "a,b", "a;b", "a\\b", 'a"b', '"a']
         keys += ['""', '"a"b', "größe", '"größe"', "a\tb", "x" * 255, "x" * 256]
@@ -173,11 +160,6 @@ class TestMove:
         assert [answer.json for answer in answers] == [{"charge": "ch_0", "id": 1}] * 2
         assert answers[1].headers["Idempotent-Replayed"] == "true"
         assert (provider.ledger, shop.count("payment")) == (["charge-1"], 1)
-
-    def test_an_order_that_was_cut_off_runs(self, shop, old):
-        with pytest.raises(Killed):
-            old.send("/orders", "before")
-        assert shop.post("/orders").json == {"ordered": 5}
 
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_where_nobody_knows_an_operator_decides(self, shop, old, provider, when):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from xml.etree import ElementTree as ET
 
 import pytest
 
 import flask_idempotency
+from flask_idempotency.cli.listing import STATES
+from flask_idempotency.core.machine import Situation
+from flask_idempotency.core.storable import NOT_STORED
 from tests.docs.pages import PAGES, RECIPES, ROOT, apps, blocks, name_of
 
 
@@ -62,13 +66,7 @@ def test_the_api_page_has_every_public_name():
     assert sorted(set(shown) - elsewhere) == sorted(flask_idempotency.__all__)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_page_is_in_the_map(page):
-    """Sphinx would say so too, but not in the words of the front page."""
-    if page.parent == ROOT / "docs" and page.name != "index.md":
-        assert f"({page.name})" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
-
-
+SVG = "{http://www.w3.org/2000/svg}"
 EVIDENCE = "bench/figures/evidence.md"
 
 
@@ -101,3 +99,12 @@ def test_the_pages_are_as_few_and_as_short_as_it_was_decided():
     pages = sorted((ROOT / "docs").glob("*.md"))
     assert len(pages) <= 20
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 30_000
+
+
+def test_the_picture_of_the_states_has_those_of_a_record():
+    picture = ET.parse(ROOT / "docs/pictures/states.svg").getroot()  # noqa: S314  # a file of ours
+    texts = [(str(text.text), (text.get("class") or "").split()) for text in picture.iter(f"{SVG}text")]
+    assert {text for text, kinds in texts if "state" in kinds} == set(STATES)
+    written = " ".join(text for text, _ in texts).replace("_", " ")
+    assert [each.value for each in Situation if each.value not in written] == []
+    assert {int(status) for status in re.findall(r"\b4\d\d\b", written)} == set(NOT_STORED)

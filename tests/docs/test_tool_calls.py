@@ -35,12 +35,6 @@ class TestToolCalls:
         assert self.call(shop, "pay_order", order="8", amount=500) == ('{"payment": 2}', False)
         assert self.call(shop, "count_payments") == ("2", False)
 
-    def test_other_arguments_for_the_same_order_are_rejected(self, shop):
-        self.call(shop, "pay_order", order="7", amount=500)
-        text, failed = self.call(shop, "pay_order", order="7", amount=900)
-        assert (failed, "Ask the user." in text) == (True, True)
-        assert shop.count("payment") == 1
-
     def test_a_tip_is_given_once_for_each_call_of_the_model(self, shop):
         for call_id in "call_1", "call_1", "call_2":
             assert self.call(shop, "tip", call_id, amount=100)[1] is False

@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -94,13 +94,10 @@ class Shop:
         return Reply(answer.status, answer.body, after and int(after), replayed)
 
     def sql(self, statement: str, *values: Any) -> list[Any]:
-        connection = psycopg2.connect(servers.plain_dsn(self.environment["DATABASE_URL"]))
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement, values)
-                return cursor.fetchall()
-        finally:
-            connection.close()
+        dsn = servers.plain_dsn(self.environment["DATABASE_URL"])
+        with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return cursor.fetchall()
 
     def wait_for_leases_to_end(self) -> None:
         running = "SELECT FROM idempotency_record WHERE lease_expires_at > clock_timestamp()"
@@ -151,8 +148,12 @@ def open_shop(postgres: Any, provider: Provider) -> Iterator[Callable[[str], Sho
                 "REDIS_URL": redis_url,
                 "PROVIDER_PORT": str(provider.port),
             }
-            app = make_app(environment)
-            stack.callback(dispose, app)
+            with patch.dict(os.environ, environment):
+                app = shop_program.create_app()
+            with app.app_context():
+                shop_program.db.create_all()
+                engine = shop_program.db.engine
+            stack.callback(engine.dispose)
             arguments = ("--config", gunicorn_conf.__file__, "--log-level", "critical")
             gunicorn = running.gunicorn(SHOP, environment, *arguments, "--workers", "4")
             url, process = stack.enter_context(gunicorn)
@@ -169,26 +170,6 @@ def shop(open_shop: Callable[[str], Shop], redis_server: Any) -> Shop:
 @pytest.fixture(scope="session")
 def shop_without_redis(open_shop: Callable[[str], Shop]) -> Shop:
     return open_shop("")
-
-
-@pytest.fixture(params=["shop", "shop_without_redis"])
-def either_shop(request: pytest.FixtureRequest) -> Shop:
-    """For a test in which the lock in Redis can matter."""
-    return request.getfixturevalue(request.param)
-
-
-def make_app(environment: dict[str, str]) -> Flask:
-    """The application in this process; its tables are made."""
-    with patch.dict(os.environ, environment):
-        app = shop_program.create_app()
-    with app.app_context():
-        shop_program.db.create_all()
-    return app
-
-
-def dispose(app: Flask) -> None:
-    with app.app_context():
-        shop_program.db.engine.dispose()
 
 
 @pytest.fixture

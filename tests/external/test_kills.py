@@ -40,8 +40,10 @@ IN_THE_END = {
 """By policy, and whether the provider deduplicates: what is told and what is there after a retry."""
 
 
-def test_killed_at_each_boundary(either_shop: Shop) -> None:
-    shop = either_shop
+@pytest.mark.parametrize("name", ["shop", "shop_without_redis"])
+def test_killed_at_each_boundary(request: pytest.FixtureRequest, name: str) -> None:
+    """Also where nothing is asked of Redis: its lock can matter."""
+    shop: Shop = request.getfixturevalue(name)
     orders = {(*run, point): str(uuid.uuid4()) for run in IN_THE_END for point in LEFT}
     for (policy, dedupe, point), order in orders.items():
         died = shop.buy(order, policy, x_kill=point, x_provider_dedupe=dedupe)

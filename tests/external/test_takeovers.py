@@ -11,7 +11,7 @@ import pytest
 from tests.external.conftest import Shop
 from tests.waiting import wait_until
 
-EVERYTHING = ("SELECT * FROM idempotency_record ORDER BY key",)
+EVERYTHING = "SELECT * FROM idempotency_record ORDER BY key"
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def test_a_stopped_worker_is_taken_over_and_writes_nothing(
     try:
         shop.wait_for_leases_to_end()
         second = shop.buy(order)
-        stored = [shop.sql(query) for query in EVERYTHING]
+        stored = shop.sql(EVERYTHING)
     finally:
         worker.resume()
     assert second.told == "201"
     assert first.result().told == "409 request-in-progress"
-    assert [shop.sql(query) for query in EVERYTHING] == stored
+    assert shop.sql(EVERYTHING) == stored
     assert shop.buy(order).body == second.body
     assert shop.counts(order) == (1, 1, 1)
 
@@ -71,11 +71,11 @@ def test_a_stopped_worker_goes_on_while_its_successor_runs(
         shop.wait_for_leases_to_end()
         second = clients.submit(shop.buy, order, x_provider_trouble="hold-after")
         wait_until(lambda: order in shop.provider.call("GET", "/held"), "the second is held")
-        stored = [shop.sql(query) for query in EVERYTHING]
+        stored = shop.sql(EVERYTHING)
     finally:
         worker.resume()
     assert first.result().told == "409 request-in-progress"
-    assert [shop.sql(query) for query in EVERYTHING] == stored
+    assert shop.sql(EVERYTHING) == stored
     shop.provider.go_on(order)
     assert second.result().told == "201"
     assert shop.buy(order).body == second.result().body

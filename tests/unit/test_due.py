@@ -1,7 +1,6 @@
 """When `.ci/run` runs tests with the newest releases, and with the lowest."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -68,13 +67,3 @@ def test_a_change_to_what_meets_other_packages_is_due_until_a_result_is_noted(cl
     assert DRIVER in said
     commit(clone, **{PAGE: ROW})
     assert due(clone)[0] is False
-
-
-def test_without_a_history_or_a_result_it_is_due(clone, tmp_path):
-    run(tmp_path, "git", "clone", "-q", "--depth=1", clone.as_uri(), "shallow")
-    shutil.copytree(clone, tmp_path / "none", ignore=shutil.ignore_patterns(".git"))
-    for name in "shallow", "none":
-        assert due(tmp_path / name) == (True, "this clone has no history\n")
-    (clone / PAGE).unlink()
-    run(clone, "git", "checkout", "-q", "HEAD~1")
-    assert due(clone) == (True, f"{PAGE} has no result\n")

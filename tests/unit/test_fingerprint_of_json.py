@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.core.errors import BodyMalformed
-from tests.unit.payments import ALGORITHMS, PAYMENT, Algorithm, by_json, by_request, of_fields, of_json
+from tests.unit.payments import ALGORITHMS, Algorithm, by_json, by_request, of_fields, of_json
 
 thoroughly = settings(max_examples=200, deadline=None)
 
@@ -97,6 +97,8 @@ def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
         ('"a\nb"', "not valid JSON"),
         ('{"n":1,"n":1}', "names a member of an object twice"),
         (r'[{"n":1,"\u006e":2}]', "names a member of an object twice"),
+        (r'{"a":"\u003a","a":1}', "names a member of an object twice"),
+        ('{"n":-0,"n":0}', "names a member of an object twice"),
         ('{"n":NaN}', "contains NaN"),
         ("[Infinity]", "contains Infinity"),
         ("-Infinity", "contains -Infinity"),
@@ -128,8 +130,18 @@ def test_levels_are_counted_whatever_is_in_the_last_one(inner: str, levels: int)
         by_json(of_json("[" * (around + 1) + inner + "]" * (around + 1)))
 
 
-def test_a_byte_order_mark_does_not_count() -> None:
-    assert by_json(of_json("\ufeff[1]")) == by_json(of_json("[1]"))
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\ufeff[1]", "[1]"),
+        (r'{"a\u003ab":1}', '{"a:b":1}'),
+        (r'{"a":"\\u003a"}', r'{"a":"\u005cu003a"}'),
+        ('[-0 ,"-0"]', '[ -0,"-0" ]'),
+        ('{"from":"2026-01-05","n":-0.5}', '{"n":-0.5,"from":"2026\\u002d01-05"}'),
+    ],
+)
+def test_json_values_that_only_look_different_are_equal(one: str, other: str) -> None:
+    assert by_json(of_json(one)) == by_json(of_json(other))
 
 
 def test_only_the_named_fields_count() -> None:
@@ -146,11 +158,6 @@ def test_a_missing_field_differs_from_null_and_from_its_neighbour() -> None:
     bodies = ["{}", '{"a":null}', '{"b":null}', '{"a":1}', '{"b":1}', '{"a":"null"}', "[]"]
     assert len({fingerprint(of_json(body)) for body in bodies}) == len(bodies) - 1
     assert fingerprint(of_json("{}")) == fingerprint(of_json("[]"))
-
-
-def test_the_order_in_which_fields_are_named_does_not_count() -> None:
-    names = [f"/{name}" for name in "abcdefgn"]
-    assert of_fields(*names)(PAYMENT) == of_fields(*reversed(names), "/n")(PAYMENT)
 
 
 def cpu_seconds(function: Callable[[], object], times: int) -> float:
@@ -198,33 +205,6 @@ def test_canonical_json_takes_at_most_ten_times_as_long_as_reading_it(body: byte
         if ratio < 10:
             return
     pytest.fail(f"{ratio:.1f} times")
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (r'{"a\u003ab":1}', '{"a:b":1}'),
-        (r'{"a":"\\u003a"}', r'{"a":"\u005cu003a"}'),
-        ('[-0 ,"-0"]', '[ -0,"-0" ]'),
-        ('{"from":"2026-01-05","n":-0.5}', '{"n":-0.5,"from":"2026\\u002d01-05"}'),
-    ],
-)
-def test_what_needs_a_second_look_is_still_compared_by_its_meaning(one: str, other: str) -> None:
-    assert by_json(of_json(one)) == by_json(of_json(other))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        r'{"a":"\u003a","a":1}',
-        '{"a":1,"a":":"}',
-        '{"a":{"b":1,"b":2},"c":"\\u003A"}',
-        '{"n":-0,"n":0}',
-    ],
-)
-def test_no_escaped_colon_hides_a_member_that_is_named_twice(body: str) -> None:
-    with pytest.raises(BodyMalformed, match="names a member of an object twice"):
-        by_json(of_json(body))
 
 
 def test_brackets_in_strings_are_no_levels() -> None:

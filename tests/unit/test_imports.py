@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from importlib import import_module
@@ -11,13 +12,16 @@ import pytest
 
 import flask_idempotency
 
-ROOT = Path(__file__).parents[2]
 BLOCK = """
 import sys
 for name in {blocked!r}:
     sys.modules[name] = None  # an import of it fails, as if it were not installed
+try:
+    {code}
+except ImportError as error:
+    print(error.name or error)
 """
-SERVER = (
+SERVER = [
     "flask",
     "werkzeug",
     "flask_sqlalchemy",
@@ -27,73 +31,47 @@ SERVER = (
     "psycopg",
     "blinker",
     "click",
+]
+CLIENT = "flask_idempotency.client import"
+
+
+@pytest.mark.parametrize(
+    ("code", "blocked", "printed"),
+    [
+        (f"from {CLIENT} *; print(IdempotentSession.__name__)", [], "IdempotentSession"),
+        (
+            f"from {CLIENT} derive_key, new_key; print(1)",
+            ["requests", "urllib3", "httpx", "anyio"],
+            "1",
+        ),
+        (f"from {CLIENT} IdempotentSession", ["requests"], "requests"),
+        (f"from {CLIENT} IdempotentSession; print(1)", ["httpx"], "1"),
+        (f"from {CLIENT} IdempotentTransport", ["httpx"], "httpx"),
+        (f"from {CLIENT} IdempotentTransport; print(1)", ["requests"], "1"),
+        ("from flask_idempotency import idempotent", [], "flask"),
+    ],
 )
+def test_each_client_needs_its_own_http_library_only(code, blocked, printed):
+    assert run(code, *SERVER, *blocked) == f"{printed}\n"
 
 
-def run(code: str, *blocked: str, cwd: Path = ROOT) -> str:
+def test_a_module_without_its_package_names_the_extra():
+    said = run("import flask_idempotency.integrations.wtf", "wtforms")
+    assert "wtforms" in said
+    assert said.endswith(": pip install 'flask-idempotency[wtf]'\n")
+
+
+def run(code: str, *blocked: str) -> str:
     """Run code in a new Python that cannot import what is blocked; what it printed."""
+    text = BLOCK.format(blocked=blocked, code=code)
     done = subprocess.run(
-        [sys.executable, "-c", BLOCK.format(blocked=blocked) + code],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_client_needs_nothing_of_the_server():
-    code = """
-from flask_idempotency import client
-import flask_idempotency.client
-from flask_idempotency.client import *
-assert client.new_key() != client.new_key()
-print(IdempotentSession.__name__, IdempotentTransport.__name__)
-"""
-    assert run(code, *SERVER) == "IdempotentSession IdempotentTransport\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "missing", "other"),
-    [
-        ("IdempotentSession", "requests", "IdempotentTransport"),
-        ("IdempotentTransport", "httpx", "IdempotentSession"),
-    ],
-)
-def test_each_client_needs_its_own_http_library_only(name, missing, other):
-    code = f"""
-from flask_idempotency.client import {other}
-try:
-    from flask_idempotency.client import {name}
-except ModuleNotFoundError as error:
-    print(error.name)
-"""
-    assert run(code, *SERVER, missing) == f"{missing}\n"
-
-
-@pytest.mark.parametrize(
-    ("module", "missing", "extra"),
-    [
-        ("integrations.wtf", "wtforms", "wtf"),
-    ],
-)
-def test_a_module_without_its_package_names_the_extra(module, missing, extra):
-    code = f"""
-try:
-    import flask_idempotency.{module}
-except ImportError as error:
-    print(error)
-"""
-    said = run(code, missing)
-    assert missing in said
-    assert said.endswith(f": pip install 'flask-idempotency[{extra}]'\n")
-
-
 def test_the_public_names_come_with_a_star_and_are_the_same_for_a_type_checker():
-    import ast
-
     names: dict[str, object] = {}
     exec("from flask_idempotency import *", names)  # noqa: S102
     tree = ast.parse(Path(flask_idempotency.__file__).read_text(encoding="utf-8"))

@@ -129,12 +129,6 @@ def test_the_version_is_final_and_its_section_has_a_date(version, newest, wrong)
     assert len(release.wrong_version(version, changelog)) == wrong
 
 
-def test_the_readme_says_that_nothing_is_released_until_it_is():
-    changelog, readme = ((ROOT / name).read_text("utf-8") for name in ("CHANGELOG.md", "README.md"))
-    said = release.wrong_version("0.1.0", "## 0.1.0 - 2026-12-01\n", readme)
-    assert bool(said) is ("## Unreleased\n\nThis will be 0.1.0" in changelog)
-
-
 def test_there_is_one_version():
     version = release.metadata()[0]["version"]
     assert flask_idempotency.__version__ == version

@@ -126,15 +126,8 @@ def used_names(path):
                 yield attr
 
 
-CALLED_THE_SAME = {
-    "stores/postgres/store.py": {"_find"},
-}
-
-
 def test_only_one_file_uses_what_is_private_in_flask_or_differs():
     asked = (private_names() - set(dir(sys))) | TAKE_THE_CONTEXT | MERGED
     used = {path: set(used_names(path)) & asked for path in sorted(PACKAGE.rglob("*.py"))}
     assert {"_cv_app", "_after_request_functions"} <= used.pop(THE_FILE)
-    assert {
-        str(path.relative_to(PACKAGE)): names for path, names in used.items() if names
-    } == CALLED_THE_SAME
+    assert {path.name: names for path, names in used.items() if names} == {}

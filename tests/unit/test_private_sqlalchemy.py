@@ -34,6 +34,7 @@ USED = {
 OF_OTHERS = {
     "integrations/wtf.py": {"_value"},  # WTForms'
     "flask_context.py": {"_get_current_object"},  # Flask's
+    "stores/postgres/messages.py": {"_asdict"},  # of named tuples
 }
 """What others call the same."""
 
