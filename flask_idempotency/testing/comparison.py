@@ -24,11 +24,6 @@ def shown(response: TestResponse) -> str:
 def facts_of(response: TestResponse, ignored: Collection[str]) -> Facts:
     """Status, headers that are not ``ignored``, and the body: also the members of a JSON object."""
     headers = {name.title(): ", ".join(response.headers.getlist(name)) for name, _ in response.headers}
-    # Flask adds Cookie after a view that has used the session; a replay runs no view.
-    vary = [part.strip() for part in headers.pop("Vary", "").split(",")]
-    headers["Vary"] = ", ".join(part for part in vary if part.lower() != "cookie")
-    if headers.get("Cache-Control") == "no-store":
-        del headers["Cache-Control"]  # every replay says so, where the first response says nothing
     body = response.get_json(silent=True)
     members = body if isinstance(body, dict) else {}
     return {

@@ -18,6 +18,7 @@ from flask import Flask
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.web.routes import AppState, app_state, states
 
+from .effects import Counts
 from .watch import Point, watched
 
 CRASH_POINTS: tuple[Point, ...] = get_args(Point)
@@ -70,11 +71,14 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
 
     Each block must send an operation of its own, with a new key. Only what :func:`assert_idempotent` or
     :func:`assert_idempotent_call` sends dies. The places in the view are tried until there are no more;
-    the request of that last block does not die. Raises what :func:`crash_at` raises.
+    the request of that last block does not die. The first worker dies after the commit, so its block
+    shows what a whole run does, and in each later one attempt and retry together must do the same.
+    Raises what :func:`crash_at` raises.
     """
-    for point in CRASH_POINTS:
+    whole_run = Counts()
+    for point in reversed(CRASH_POINTS):
         for place in itertools.count(1) if point == "in-view" else (None,):
-            crash = CrashPoint(point, place, _targets(app), is_one_of_all=True)
+            crash = CrashPoint(point, place, _targets(app), whole_run)
             yield _crashing(crash)
             if not crash.began:
                 raise RuntimeError("write: for crash in every_crash(): with crash: ...")
@@ -115,13 +119,18 @@ class CrashPoint:
     """A point at which one attempt dies. Whatever it tries afterwards also dies."""
 
     def __init__(
-        self, point: Point, place: int | None, targets: list[AppState], *, is_one_of_all: bool = False
+        self,
+        point: Point,
+        place: int | None,
+        targets: list[AppState],
+        whole_run: Counts | None = None,
     ) -> None:
         self.point, self.place, self.targets = point, place, targets
+        self.whole_run = whole_run
         self.began = False
+        self.step: str | None = None  # the worker has died before this step was recorded
         self.was_caught = False  # the view has returned, although the crash was raised in it
-        self._is_one_of_all = is_one_of_all
-        self._is_armed = not is_one_of_all
+        self._is_armed = whole_run is None
         self._attempt = self._passed = 0
         self._has_returned = False
         self._dead: Execution | None = None
@@ -131,13 +140,13 @@ class CrashPoint:
         place = "" if self.place is None else f", place={self.place}"
         return f"crash_at({self.point!r}{place})"
 
-    def __call__(self, point: Point, execution: Execution) -> None:
+    def __call__(self, point: Point, execution: Execution, step: str | None = None) -> None:
         """An operation passes a point."""
         with self._once:
             if self._dead is execution:
                 self.was_caught = self.was_caught or point == "before-commit"
             elif self._dead is None and self._is_armed and self._is_here(point, execution):
-                self._dead = execution
+                self._dead, self.step = execution, step
         if self._dead is execution:
             raise Crash(self)
 
@@ -163,7 +172,7 @@ class CrashPoint:
     @property
     def has_passed_the_last_place(self) -> bool:
         """True if a place was only looked for, and a whole run of the view has none of that number."""
-        is_probe = self._is_one_of_all and self.point == "in-view"
+        is_probe = self.whole_run is not None and self.point == "in-view"
         return is_probe and self._has_returned and self._attempt == 1 and not self.happened
 
     @contextmanager
@@ -186,8 +195,7 @@ class CrashPoint:
         return (
             f"{self!r} was not reached: no protected request or run() got that far. Is @idempotent on"
             " the view, is its response stored (below 500), and is the key new in each block? Places"
-            " are right after each db.session.commit(), and between a step and its record; attempt"
-            f" {self._attempt} passed {self._passed}. In a block of every_crash() only what"
-            " assert_idempotent or assert_idempotent_call sends dies; to let a plain request die, use"
-            " crash_at()"
+            f" are after each db.session.commit() and each step; attempt {self._attempt} passed"
+            f" {self._passed}. In every_crash() only what assert_idempotent sends dies; crash_at() lets"
+            " a plain request die"
         )

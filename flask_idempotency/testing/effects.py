@@ -56,16 +56,10 @@ def _numbers(counted: Any) -> Counts:
     for name, number in numbers.items():
         if not isinstance(number, (int, float, Decimal)):
             raise TypeError(
-                "effects must be a function that returns a number, or numbers by name: effects=lambda:"
-                f" {{'mails': len(mails)}}. {name} is {kind_of(number)} (SQL's sum() of no rows is"
-                " NULL: coalesce it)"
+                f"effects must be a function that returns a number, or numbers by name: {name} is"
+                f" {number!r} (SQL's sum() of no rows is NULL: coalesce it)"
             )
     return numbers
-
-
-def kind_of(value: object) -> str:
-    """Name the wrong type of a value, for a message."""
-    return "None" if value is None else f"of the type {type(value).__name__}"
 
 
 def _rows(state: AppState) -> Callable[[], Counts]:
@@ -93,5 +87,6 @@ def _rows(state: AppState) -> Callable[[], Counts]:
 def _existing(state: AppState, bind: str | None) -> list[Table]:
     """The tables of a bind that its database has: an application may test with some of them only."""
     tables = state.sessions.metadata_of(bind).tables.values()
-    inspector = inspect(state.sessions.engines[bind])
-    return [table for table in tables if inspector.has_table(table.name, table.schema)]
+    with connected(state, bind) as connection:
+        inspector = inspect(connection)  # a fixture's transaction may have made the tables
+        return [table for table in tables if inspector.has_table(table.name, table.schema)]

@@ -7,6 +7,8 @@ from collections import Counter
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
+from sqlalchemy.exc import OperationalError
+
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.web.routes import AppState, app_state
@@ -27,19 +29,12 @@ TIMEOUT_SECONDS = 10.0
 """Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
 
 NO_OPERATION = (
-    "Is @idempotent on the view, below the route's decorator, or does protect() cover it? (A"
-    " decorator without functools.wraps hides a protection below it.) Is this the route's address,"
-    " with or without the slash at its end? Does a call use idempotency.run(...), in its own thread?"
-    " Are IDEMPOTENCY_ENABLED and IDEMPOTENCY_ENFORCE left as they are?"
+    "Is @idempotent on the view, below the route's decorator, or does protect() cover it? Is this the"
+    " route's address, with or without the slash at its end? Does a call use idempotency.run(...)? Are"
+    " IDEMPOTENCY_ENABLED and IDEMPOTENCY_ENFORCE left as they are?"
 )
-NO_KEY = (
-    "The route saw no key: middleware removed the header, or the route reads its key"
-    " elsewhere, where this request has none."
-)
-USED = (
-    "Its key was used before, so there is nothing to find out. Give each test, and each block of"
-    " every_crash(), a new one; or leave it out of a request, and the kit makes one."
-)
+NO_KEY = "The route saw no key: middleware removed the header, or key=... reads it elsewhere."
+USED = "Its key was used before. Give each test, and each block of every_crash(), a new one, or none."
 UNEXPECTED = (
     "Send what succeeds, or pass what is right: status=... or raises=.... If it conflicts with what"
     " an earlier request wrote, let each send other data."
@@ -49,85 +44,80 @@ ONE_CONNECTION = (
     " one: pass duplicates=0, or test without the fixture that rolls back"
 )
 SWALLOWED = (
-    "To most queues, a call that returns is done: if the first delivery dies now, nobody delivers the"
-    " message again. Let RequestInProgress out, or raise what makes your queue deliver it again."
+    "To most queues, a call that returns is done: if the first one dies now, the message is lost. Let"
+    " RequestInProgress out, or raise what makes your queue deliver it again."
 )
 UNREPLAYED = (
-    "Is it another operation, because its key or scope=... is another one each time: a random number,"
-    " a time, a job's identifier? Does store=... reject the response, or skip=... leave the request"
-    " out? Or an error handler turned a rejection into this response."
+    "Is its key or scope=... another one each time: a random number, a time, a job's identifier? Does"
+    " store=... reject the response, or skip=... leave the request out? Or an error handler turned a"
+    " rejection into this response."
 )
 REMADE = (
-    "A replay is what is stored, byte for byte; after_request functions and middleware run on it"
-    " again, and changed it: let what they add depend on the response alone, or name a header that may"
-    " differ in ignore_headers=[...]. Let a call return what run() returns, or what follows from it"
-    " alone."
+    "after_request functions and middleware run on a replay again, and changed it: let what they add"
+    " depend on the response alone, or name a header in ignore_headers=[...]. Let a call return what"
+    " run() returns, or what follows from it alone."
 )
 ALIKE = (
-    "A client's mistake would run as another operation, or get another one's response. Check the"
-    " route's fingerprint; and its scope, which must not come from the body. Give run() what the"
-    " message says: payload=.... If the key is in the body, or the route ignores what was changed"
-    " here, pass a changed request of your own: changed={'json': {...}}, or changed={'data': {...}}"
-    " for a form."
+    "A client's mistake would run, or get another one's response. Check the route's fingerprint; and"
+    " its scope, which must not come from the body. Give run() payload=.... If the key is in the body,"
+    " or the route ignores what was changed here, pass a changed request of your own:"
+    " changed={'json': {...}}, or changed={'data': {...}} for a form."
 )
 SHARED = (
-    "The two share their keys, so one sees the other's response. Let scope=..., the one of init_app()"
-    " or of the route, return whose request it is: scope=lambda: current_user.id. A key must name the"
-    " whole operation: what a message is about. If these two are the same, pass another one in"
-    " other=..."
+    "The two share their keys. Let scope=..., of init_app() or of the route, return whose request it"
+    " is: scope=lambda: current_user.id. A key must name the whole operation: what a message is about."
+    " If these two are the same, pass another one in other=..."
 )
 OUTSIDE = (
     "A retry repeats what runs outside the operation: before_request, after_request and teardown"
     " functions, decorators above @idempotent, middleware; what a call does beside run(). Or each"
-    " retry runs it again, because store=... rejects the response, or its key or scope=... is another"
-    " one each time."
+    " retry runs it again: store=... rejects the response, or its key or scope=... is another one."
+)
+UNLIKE = (
+    "Attempt and retry must do together what the first block of every_crash() did. Does the view do"
+    " more or less if current_operation.attempt is above 1? What an atomic attempt wrote was rolled"
+    " back. A row that only the first block adds, add before the loop."
+)
+IN_STEP = (
+    "The worker died between step {0!r} and its record, so the retry ran it again. Give the call a key"
+    " that the other system recognises: key=current_operation.derive_key({0!r}). A step that writes"
+    " rows needs atomic=True."
 )
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
-    " another system, a queued job, a file, a list or a cache in the process; a write through"
-    " db.engine, another bind, or a session, a thread or a request of the view's own; a commit in a"
-    " view with atomic=False. Write through db.session, in the view's own thread and request; make"
-    " calls after the commit (an outbox), or as current_operation.step(...) with a key from"
-    " derive_key(...). If the two did a part of it each, count the parts under names of their own:"
-    " effects=lambda: {'a': ..., 'b': ...}."
+    " another system, a queued job, a file, a list or a cache in the process. Use an outbox, or"
+    " current_operation.step(...) with a key from derive_key(...). Or it wrote through db.engine, in"
+    " another bind, session, thread or request, or by a commit in a view with atomic=False: write"
+    " through db.session. If the two did a part each, use every_crash(), which sees a whole run."
 )
 MISSING = (
-    "Does effects() count it, and can it see what is committed? Does the view commit it, and roll"
-    " nothing back, in every attempt? If store=... rejects the response, the view's writes are rolled"
-    " back."
+    "Does effects() count it? Does the view commit it, and roll nothing back, in every attempt? If"
+    " store=... rejects the response, its writes are rolled back."
 )
 UNCOUNTED = (
-    "No row was added to or removed from the application's own tables, which are counted where a test"
-    " gives no effects=..., so nothing is known of what the operation does. Does the view commit it,"
-    " and roll nothing back, in every attempt? What is no row, let a function count: effects=lambda:"
-    " {'balance': balance(), 'mails': len(outbox)}. If it does nothing at all, say so: effects=dict."
+    "No row of the application's tables came or went. Does the view commit it, and roll nothing back,"
+    " in every attempt? What is no row, let a function count: effects=lambda: {'mails': ...}. If"
+    " it does nothing at all, say so: effects=dict."
 )
 FOLLOWING = (
-    "The worker died right after the commit. What was due after it, such as a function given to"
-    " after_commit or call_on_close, is lost, and no retry makes up for it. What must not be lost"
-    " belongs in a table, written in the same transaction (an outbox)."
+    "The worker died right after the commit: a function given to after_commit or call_on_close is"
+    " lost. What must not be lost belongs in a table, written in the same transaction (an outbox)."
 )
-HANGING = (
-    "It waits for what never comes, or for a lock: a second connection of the view wants what the"
-    " operation's own transaction has locked, or the test has a transaction open. If it just needs"
-    " longer, pass timeout=... (seconds)."
+LOCKED = (
+    "Does the view write through db.engine, a session or a thread of its own? That waits for the"
+    " operation's transaction: write through db.session. Or the test, or something before the view, has"
+    " a transaction open: commit or close it first."
 )
-HIDDEN = "app.testing = True shows the error: then it reaches the test."
+HANGING = f"It waits for what never comes, or for a lock. {LOCKED} If it is just slow: timeout=..."
+HIDDEN = "app.testing = True shows the error."
 PROBLEMS = {
     "key-required": NO_KEY,
-    "key-reused": (
-        "It was the same, and was taken for another one. Does the route's fingerprint, or payload=...,"
-        " depend on a time or a random number?"
-    ),
+    "key-reused": "Does the route's fingerprint, or payload=..., depend on a time or a random number?",
     "operation-interrupted": (
         "An operation with on_interrupted='hold' stays interrupted: pass status=409, or"
         " raises=OperationInterrupted. Or declare that it may run again: on_interrupted='retry'."
     ),
-    "store-unavailable": (
-        "The database cannot be reached, or its pool has no connection for a second request; or, with"
-        " SQLite, somebody else writes in it: the test, or something before the view, has a transaction"
-        " open. Commit or close it first."
-    ),
+    "store-unavailable": f"The pool has no connection left, or somebody else writes. {LOCKED}",
 }
 """What it means to get such a problem."""
 
@@ -155,6 +145,7 @@ class Check:
         self._counted = counter(self._state, effects)
         self._before = self._expected = self._counted()  # without and with the effects of one run
         self._by_duplicates: Counts = Counter()
+        self._left: Counts = Counter()  # by the dead attempt
         self._needs_effect = True
 
     def run(self, duplicates: int) -> Any:
@@ -173,6 +164,8 @@ class Check:
         first, *others = self._send_at_once(duplicates)
         self._is_right(first, who, has_crashed=crash is not None)
         self._needs_effect = not first.has_failed
+        if who != when and crash is not None and crash.whole_run is not None and self._needs_effect:
+            self._expect_a_whole_run(crash.whole_run)
         when += f", with {duplicates} duplicates at the same time" if duplicates else ""
         self._effects_are_one(when, crash)
         for duplicate in others:
@@ -198,6 +191,9 @@ class Check:
     def _result(self, sent: Future[Outcome]) -> Outcome:
         if not wait([sent], self._timeout).done:
             self._hangs()
+        error = sent.exception()
+        if isinstance(error, OperationalError) and "database is locked" in str(error):
+            self._fail("SQLite's database is locked", LOCKED)
         return sent.result()
 
     def _hangs(self) -> NoReturn:
@@ -208,17 +204,26 @@ class Check:
         send, start = self._operation.send, self._counted()
         outcomes = self._send_during(duplicates) if duplicates else [self._sent(send)]
         # What the dead attempt has left is part of one run, unless the retry has done it once more.
-        now, left = self._counted(), difference(self._before, start)
+        now, self._left = self._counted(), difference(self._before, start)
         done = difference(start, difference(self._by_duplicates, now))
-        twice = Counter({name: left[name] for name in left if done[name]})
+        twice = Counter({name: left for name, left in self._left.items() if done[name]})
         self._expected = difference(twice, difference(self._by_duplicates, now))
         return outcomes
+
+    def _expect_a_whole_run(self, whole_run: Counts) -> None:
+        """Dead attempt and retry do together what the first block of ``every_crash`` has shown."""
+        change = difference(self._before, self._expected)
+        if not whole_run:
+            whole_run.update(change)
+        for name, one in whole_run.items():
+            if round(change[name] - one, 6):  # floats differ a little, by what they are added to
+                self._expected[name] = self._before[name] + one
 
     def _send_during(self, duplicates: int) -> list[Outcome]:
         """The duplicates come when the first request's view has returned, before it commits."""
         send, returned, go_on = self._operation.send, threading.Event(), threading.Event()
 
-        def hold_first(point: Point, _execution: Execution) -> None:
+        def hold_first(point: Point, _execution: Execution, _step: str | None = None) -> None:
             if point == "before-commit" and not returned.is_set():
                 returned.set()
                 go_on.wait(self._timeout)  # what is counted may wait for what the view has locked
@@ -327,11 +332,7 @@ class Check:
         missing = [name for name in now if needed and now[name] == self._before[name]]
         if not wrong and not missing:
             return
-        hints = []
-        if wrong:
-            ran = crash is not None and crash.point in ("in-view", "before-commit")
-            by_retry = ran and not any(self._by_duplicates[name] for name in wrong)
-            hints.append(UNCOMMITTED if by_retry else OUTSIDE)
+        hints = [self._why(wrong, crash)] if wrong else []
         if missing:
             has_committed = crash is not None and crash.point == "after-commit"
             hints.append(FOLLOWING if has_committed else MISSING)
@@ -339,6 +340,16 @@ class Check:
         found = [_change(name, changed[name], one[name]) for name in wrong]
         found += [f"{name} did not change" for name in missing if name not in wrong]
         self._fail(f"after {when}", " ".join(hints), *found)
+
+    def _why(self, wrong: list[str], crash: CrashPoint | None) -> str:
+        """Say where to look for what is ``wrong``."""
+        if crash is None or any(self._by_duplicates[name] for name in wrong):
+            return OUTSIDE
+        if not any(self._left[name] for name in wrong):
+            return UNLIKE
+        if crash.step is not None:
+            return IN_STEP.format(crash.step)
+        return UNCOMMITTED if crash.point in ("in-view", "before-commit") else OUTSIDE
 
     def _fail(self, what: str, hint: str, *found: str) -> NoReturn:
         """Raise ``AssertionError`` with what is wrong, and where to look."""

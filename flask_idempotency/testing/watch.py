@@ -21,8 +21,10 @@ from flask_idempotency.web.routes import AppState
 
 Point = Literal["after-claim", "in-view", "before-commit", "after-commit"]
 
-Watch = Callable[[Point, Execution], None]
-"""Called at each point. What it raises surfaces where the operation is.
+Watch = Callable[..., None]
+"""Called at each point, and with the name of a step that is not recorded yet.
+
+What it raises surfaces where the operation is.
 
 * ``"after-claim"``: the operation is ours, and its view has not begun.
 * ``"in-view"``: the view has committed its session, or a step has run and is not recorded yet.
@@ -83,7 +85,7 @@ class _WatchedHold:
 
     def record(self, step: str, result: bytes) -> None:
         """See :class:`Lease`."""
-        self._watch("in-view", self._execution)
+        self._watch("in-view", self._execution, step)
         self._inner.record(step, result)
 
     def open_step(self, connection: Any = None) -> _WatchedHold:

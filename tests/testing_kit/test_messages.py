@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
 from contextlib import nullcontext
 
@@ -11,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from flask import request
 
-from flask_idempotency import IdempotencyError, Retryable, current_operation, idempotent
+from flask_idempotency import Retryable, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
 from tests.testing_kit.conftest import Shop
 
@@ -82,21 +81,6 @@ def refused(shop):
     shop.view(shop.pay)
 
 
-def varying():
-    names = iter(["Cookie, X-First", *["X-Later"] * 9])
-
-    def vary(response):
-        response.headers["Vary"] = next(names)
-        return response
-
-    return with_after(vary, protected())
-
-
-def all_rejections_succeed(shop):
-    shop.app.register_error_handler(IdempotencyError, lambda error: ({"done": True}, 200))
-    shop.view(shop.pay)
-
-
 def hidden(shop):
     """A decorator without ``functools.wraps``, which hides the protection below it."""
     view = idempotent(shop.pay)
@@ -142,7 +126,7 @@ def in_two_steps(shop):
     shop.view(view, atomic=False, on_interrupted="retry")
 
 
-COUNT = "Does effects() count it, and can it see what is committed?"
+COUNT = "Does effects() count it?"
 ALL = {"effects": Shop.effects}
 OTHERS = "another user's request with the same key "
 
@@ -161,7 +145,6 @@ CASES = {
         ["request got 308", "ran no operation", "without the slash at its end"],
     ),
     "an error": (protected(lambda _: ({"error": "x"}, 404)), {}, ['404 {"error":"x"}, not a status']),
-    "another status": (protected(lambda _: ({}, 404)), {"status": 201}, ["got 404 {}, not 201\nSend"]),
     "a conflict": (paid_once, {"json": {"order": "1"}}, ["409", "let each send other data"]),
     "retryable": (protected(lambda _: _raise(Retryable()), atomic=False), {}, ["request got 503"]),
     "a hidden error": (
@@ -179,12 +162,10 @@ CASES = {
         {"crash": "before-commit"},
         ["after crash_at('before-commit') a retry got 409", "stays interrupted: pass status=409"],
     ),
-    "a scope for each": (protected(scope=uuid.uuid4), {}, ["no replay", "scope=... is another one"]),
-    "a Vary": (varying(), {"duplicates": 0}, ["header Vary: first X-First, then X-Later"]),
-    "success": (
-        all_rejections_succeed,
-        {"duplicates": 0},
-        ['with the same key got 200 {"done":true}, and'],
+    "a scope for each": (
+        protected(scope=uuid.uuid4),
+        {},
+        ["no replay", "Is its key or scope=... another one"],
     ),
     "a refused form": (refused, {"json": None, "data": {"amount": "5"}}, ["got 400 No, and", "'data'"]),
     "a query": (
@@ -193,22 +174,12 @@ CASES = {
         ["a changed request with the same key got 201"],
     ),
     "uncounted": (protected(), {"effects": lambda: {"mails": 0}}, [f"mails did not change\n{COUNT}"]),
-    "uncounted retry": (
-        protected(),
-        {"effects": lambda: {"mails": 0}, "crash": "in-view"},
-        [f"mails did not change\n{COUNT}"],
-    ),
     "unstored": (
         protected(store=lambda _: False),
         ALL,
         ["payments did not change", "If store=... rejects"],
     ),
-    "no rows": (protected(lambda _: ({}, 201)), {}, ["nothing was counted\nNo row was added to"]),
-    "no rows after a crash": (
-        protected(lambda _: ({}, 201)),
-        {"crash": "before-commit"},
-        ["after crash_at('before-commit') and a retry, with 3 duplicates", "nothing was counted"],
-    ),
+    "no rows": (protected(lambda _: ({}, 201)), {}, ["nothing was counted\nNo row of the"]),
     "duplicates": (
         slow_before,
         ALL,
@@ -217,7 +188,7 @@ CASES = {
     "parts": (
         in_two_steps,
         {"place": 3},
-        ["rose by 2, not by 1\n", "count the parts under names of their own"],
+        ["rose by 2, not by 1\n", "use every_crash()"],
     ),
     "others fail": (
         protected(scope=user),
@@ -228,11 +199,6 @@ CASES = {
         unless(lambda: user() == "bob", scope=user),
         {**ALICE, "other": BOB},
         [f"{OTHERS}had no effect of its own"],
-    ),
-    "others share": (
-        protected(scope=lambda: "everybody"),
-        {**ALICE, "other": {"json": {"amount": 6}, **BOB}},
-        [f"{OTHERS}got 422", "taken for the first one\n", "Let scope=..."],
     ),
     "others twice": (
         with_before(
@@ -308,10 +274,8 @@ def test_a_key_that_was_used_before(shop):
 @pytest.mark.parametrize(
     ("effects", "said"),
     [
-        ([1, 2], "effects is of the type list"),
-        ({"mails": 1}, "effects is of the type dict"),
-        (lambda: ["a"], "effects() is of the type list"),
-        (lambda: {"mails": ["a"]}, "mails is of the type list"),
+        ({"mails": 1}, "effects is {'mails': 1}"),
+        (lambda: {"mails": ["a"]}, "mails is ['a']"),
         (lambda: {"balance": None}, "balance is None (SQL's sum() of no rows is NULL: coalesce it)"),
     ],
 )
@@ -335,28 +299,10 @@ def test_who_writes_before_the_view_is_told_to_commit(tmp_path):
 
     said = message(shop, duplicates=0)
     assert "the first request got 503" in said
-    assert "with SQLite, somebody else writes in it: the test" in said
+    assert "or something before the view, has a transaction open: commit or close it" in said
     for connection in connections:
         connection.close()
     shop.close()
-
-
-@pytest.mark.parametrize(("duplicates", "point"), [(0, "in-view"), (3, None)])
-@SQL
-def test_a_view_that_never_returns_is_told(shop, duplicates, point):
-    comes = threading.Event()
-    shop.view(lambda: (comes.wait(), shop.pay())[1])
-    try:
-        said = message(shop, point, duplicates=duplicates, timeout=1)
-        left = [each for each in threading.enumerate() if each.name == "assert_idempotent"]
-        assert [thread.daemon for thread in left] == [True], "it would keep the process from ending"
-    finally:
-        comes.set()
-        for thread in threading.enumerate():
-            if thread.name == "assert_idempotent":
-                thread.join()
-    assert said.startswith("POST /payments: a request has not returned within 1 s\n")
-    assert "timeout=..." in said
 
 
 @pytest.mark.parametrize(("point", "place"), [("after-claim", 1), ("in-view", 0), ("later", None)])
@@ -416,21 +362,6 @@ class TestCrashes:
         with shop.app.app_context():
             assert shop.payments() == 0
 
-    @pytest.mark.parametrize("steps", [0, 2])
-    def test_each_block_needs_an_operation_of_its_own(self, shop, steps):
-        def view():
-            for step in range(steps):
-                current_operation.step(str(step), lambda: 1)
-            return shop.pay()
-
-        shop.view(view, atomic=False, on_interrupted="retry")
-        key = {"headers": {"Idempotency-Key": "a"}}
-        blocks = every_crash()
-        with next(blocks):
-            assert_idempotent(shop.client, "POST", "/payments", **key)
-        with pytest.raises(AssertionError, match="not reached.*is the key new"), next(blocks):
-            assert_idempotent(shop.client, "POST", "/payments", **key)
-
     @pytest.mark.parametrize("send", ["a request", "a message"])
     def test_what_a_test_sets_up_does_not_die(self, shop, send):
         def set_up():
@@ -460,9 +391,3 @@ class TestCrashes:
                 crash,
             ):
                 shop.client.post("/payments", headers={"Idempotency-Key": "a"})
-
-
-@SQL
-def test_a_client_that_is_none(shop):
-    with pytest.raises(TypeError, match=r"app\.test_client\(\)\. This is of the type Flask"):
-        assert_idempotent(shop.app, "POST", "/payments")

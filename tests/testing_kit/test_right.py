@@ -15,7 +15,7 @@ from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at,
 from tests.testing_kit.conftest import Shop, make_shop
 from tests.testing_kit.test_messages import ALICE, BOB, SQL, user
 
-OUTSIDE = ["crash_at('before-commit')", "crash_at('after-commit')"]
+OUTSIDE, CLAIM = ["crash_at('after-commit')", "crash_at('before-commit')"], "crash_at('after-claim')"
 
 
 def check(shop, **kwargs):
@@ -41,19 +41,17 @@ def test_every_crash_in_one_go(shop):
 
     shop.view(view, atomic=False, on_interrupted="retry")
     places = [f"crash_at('in-view', place={number})" for number in (1, 2, 3)]
-    assert crashes(shop, effects=shop.effects) == [
-        "crash_at('after-claim')", *places, "nowhere", *OUTSIDE
-    ]  # fmt: skip
+    assert crashes(shop, effects=shop.effects) == [*OUTSIDE, *places, "nowhere", CLAIM]
 
 
 @SQL
 def test_every_crash_of_a_view_without_places_and_of_one_that_is_held(shop):
     shop.view(lambda: ({}, 201))
-    assert crashes(shop, effects=dict) == ["crash_at('after-claim')", "nowhere", *OUTSIDE]
+    assert crashes(shop, effects=dict) == [*OUTSIDE, "nowhere", CLAIM]
     shop.app.view_functions["pay"] = idempotent(atomic=False)(shop.pay)
     status = {"after-commit": 201}
     assert crashes(shop, status=lambda point: status.get(point, 409)) == [
-        "crash_at('after-claim')", "crash_at('in-view', place=1)", "nowhere", *OUTSIDE
+        *OUTSIDE, "crash_at('in-view', place=1)", "nowhere", CLAIM
     ]  # fmt: skip
 
 
@@ -61,13 +59,6 @@ def test_another_user_in_every_crash(shop):
     shop.view(lambda: ({"user": user()} | shop.pay()[0], 201), scope=user)
     assert check(shop, **ALICE, other=BOB).json["user"] == "alice"
     crashes(shop, **ALICE, other=BOB)
-
-
-@SQL
-def test_another_user_of_an_operation_that_is_held(shop):
-    shop.view(shop.pay, scope=user, atomic=False)
-    with crash_at("before-commit"):
-        check(shop, status=409, other=BOB, **ALICE)
 
 
 @SQL
@@ -165,17 +156,6 @@ def test_work_outside_of_a_request_crashes_too(shop):
         assert shop.payments() == len(CRASH_POINTS)
 
 
-@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
-def test_afterwards_the_application_is_as_before(shop):
-    state = shop.app.extensions["idempotency"]
-    session_class = shop.db.session.session_factory.class_
-    shop.view(shop.pay)
-    with crash_at("after-commit"):
-        check(shop)
-    assert "decide" not in vars(state.engine)
-    assert "commit" not in vars(session_class)
-
-
 @SQL
 def test_a_view_that_reconciles(shop):
     def reconcile(_operation):
@@ -205,7 +185,7 @@ def test_a_form_keeps_its_token_where_its_other_fields_are_changed(shop, field):
 
 
 @SQL
-def test_bodies_and_queries_are_changed(shop, tmp_path):
+def test_bodies_and_queries_are_changed(shop):
     def view():
         if "scan" in request.files:
             request.files["scan"].read()
@@ -216,9 +196,6 @@ def test_bodies_and_queries_are_changed(shop, tmp_path):
     check(shop, json=None, data='{"amount": 5}')
     check(shop, json=None, data={"scan": (io.BytesIO(b"content"), "scan.pdf")})
     assert_idempotent(shop.client, "POST", "/payments?currency=EUR")
-    (tmp_path / "scan.pdf").write_bytes(b"content")
-    with (tmp_path / "scan.pdf").open("rb") as scan, pytest.raises(TypeError, match="io.BytesIO"):
-        check(shop, json=None, data={"scan": scan})
 
 
 @SQL
@@ -312,20 +289,6 @@ def test_a_balance_may_fall(balanced):
 
 
 @SQL
-def test_rows_may_go(shop):
-    with shop.app.app_context():
-        shop.pay()
-
-    def view():
-        shop.db.session.delete(shop.db.session.scalars(sa.select(shop.Payment)).first())
-        shop.db.session.commit()
-        return "", 204
-
-    shop.view(view)
-    check(shop, effects=None)
-
-
-@SQL
 def test_without_effects_the_rows_of_all_databases_are_counted(balanced):
     def see():
         with balanced.db.engines["audit"].begin() as connection:
@@ -343,29 +306,6 @@ def test_without_effects_the_rows_of_all_databases_are_counted(balanced):
     check(balanced, effects=None)
 
 
-@SQL
-class TestOnSqlite:
-    """Only one transaction at a time writes there."""
-
-    def test_duplicates_may_wait_for_the_first_to_commit(self, shop):
-        @shop.app.before_request
-        def log():
-            with shop.db.engine.begin() as connection:
-                connection.execute(sa.insert(shop.Payment))
-
-        shop.view(lambda: ({}, 201))
-        check(shop, effects=dict, duplicates=1)
-
-    def test_a_view_may_read_on_a_second_connection(self, shop):
-        def view():
-            with shop.db.engine.connect() as connection:
-                connection.execute(sa.select(shop.Payment)).all()
-            return shop.pay()
-
-        shop.view(view)
-        crashes(shop)
-
-
 def test_sqlite_lets_nobody_write_past_the_session(tmp_path):
     shop = Shop("sql", f"sqlite:///{tmp_path}/shop.db?timeout=0.1")
 
@@ -375,6 +315,6 @@ def test_sqlite_lets_nobody_write_past_the_session(tmp_path):
             connection.execute(sa.insert(shop.Payment))
 
     shop.view(view)
-    with pytest.raises(sa.exc.OperationalError, match="database is locked"):
+    with pytest.raises(AssertionError, match="database is locked\n.*write through db.session"):
         check(shop)
     shop.close()
