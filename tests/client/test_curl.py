@@ -40,11 +40,6 @@ def test_it_sends_what_it_is_told(send, server):
     assert (seen.method, seen.path, seen.key, seen.body) == ("POST", "/payments", "k", b'{"amount": 5}')
 
 
-def test_it_sends_without_a_body(send, server):
-    assert send("--silent", "--request", "POST") == (0, '{"id": 1}', "")
-    assert (server.seen[0].method, server.seen[0].body) == ("POST", b"")
-
-
 def test_it_shows_the_headers_and_writes_what_it_is_asked_for(send, server):
     server.script += [respond(409, "request-in-progress", Retry_After="7")]
     more = r"%{http_code}|%header{retry-after}|%header{idempotent-replayed}\n"
@@ -93,9 +88,3 @@ def test_a_server_that_is_not_there_is_an_error(send, server):
     code, out, trouble = send(*SHOWN)
     assert (code, out) == (7, "")
     assert trouble.startswith("curl: (7) ")
-
-
-def test_an_option_that_no_page_uses_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        curl.main(["--insecure", "http://127.0.0.1"])
-    assert "--insecure" in capsys.readouterr().err

@@ -143,18 +143,6 @@ class TestPython:
         server.script += [respond(429, Retry_After="100")]
         assert pay()["outcome"] == "again"
 
-    @pytest.mark.parametrize("recipe", ["httpx.AsyncClient("], indirect=True)
-    def test_with_asyncio_a_response_that_trickles_in_is_given_up(self, pay, server):
-        """Of the others the page says that they are not bounded."""
-
-        def trickle(handler):
-            handler.wfile.write(b"HTTP/1.1 502 X\r\nX: ")
-            while not handler.world.let_go.wait(0.1):
-                handler.wfile.write(b"a")
-
-        server.script += [trickle]
-        assert pay(changed=["10", "1"])["outcome"] == "done"
-
 
 @pytest.mark.parametrize("recipe", ["curl"], indirect=True)
 class TestCurl:
@@ -184,20 +172,6 @@ class TestCurl:
         server.script += [respond(409, "request-in-progress"), bare, bare]
         paid = pay()
         assert (paid["outcome"], paid["size"]) == ("unclear", len("409\n"))
-
-    def test_two_orders_at_once_in_a_folder_have_responses_of_their_own(self, recipe, server):
-        def respond_with_blanks(handler):
-            head = b"HTTP/1.1 201 X\r\nContent-Type: application/json\r\nContent-Length: 40000\r\n\r\n"
-            handler.wfile.write(head + b" " * 20_000)
-            assert other.pay(server.url, 1002)["outcome"] == "done"
-            handler.wfile.write(b" " * 20_000)
-
-        other = Recipe("curl", recipe.folder)
-        server.script += [respond_with_blanks]
-        assert recipe.pay(server.url, 1001)["outcome"] == "done"
-        other.end()
-        assert len(server.seen) == 3
-        assert not list(recipe.folder.glob("order-*.key.*"))
 
 
 @pytest.mark.parametrize("recipe", ["javascript"], indirect=True)

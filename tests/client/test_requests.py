@@ -8,8 +8,6 @@ import hashlib
 import hmac
 import io
 import pickle
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 import requests
@@ -18,9 +16,7 @@ import responses
 from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 from requests.exceptions import ChunkedEncodingError, ReadTimeout, TooManyRedirects
-from requests_oauthlib import OAuth1
 from requests_toolbelt.adapters.source import SourceAddressAdapter
-from urllib3 import HTTPResponse
 
 from flask_idempotency.client import IdempotentSession
 from tests.client.conftest import break_off, drop_after, drop_before, hang, respond, work, written
@@ -71,13 +67,6 @@ class TestSession:
         assert was_replayed(session.send(lost.value.request))
         assert len(server.done) == 1
 
-    def test_a_request_that_is_prepared_again_is_another_call(self, server, session):
-        request = requests.Request("POST", server.url, headers={"X-User": "alice"})
-        for _ in range(2):
-            session.send(session.prepare_request(request))
-        assert len(set(server.keys)) == 2
-        assert request.headers == {"X-User": "alice"}
-
     def test_a_key_of_the_sessions_headers_is_kept(self, server, session):
         session.headers["idempotency-key"] = "of-the-job"
         session.post(server.url, headers={"Accept": None})
@@ -91,15 +80,6 @@ class TestSession:
         with twin(original) as session:
             assert was_replayed(session.post(server.url)) is False  # the server knows no X-Key
         assert len(server.seen) == 3
-
-    def test_a_pool_takes_a_session_and_gives_its_response_back(self, server):
-        server.script += [drop_after]
-        session = IdempotentSession()
-        session.trust_env = False
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            response = pool.submit(session.post, server.url).result()
-        assert was_replayed(response)
-        assert server.keys == [response.request.headers[KEY]] * 2
 
     def test_a_hook_sees_the_last_response_only(self, server, session):
         server.script += [respond(503)]
@@ -120,10 +100,6 @@ class TestSession:
         session.post(server.url, data=file)
         assert [seen.body for seen in server.seen] == [b"abc"] * 3
 
-    def test_the_body_of_a_call_without_a_key_may_be_sent_only_once(self, server, session):
-        session.put(server.url, data=iter([b"a", b"bc"]))
-        assert server.seen[0].body == b"abc"
-
 
 class TestStreamedResponses:
     """A success that the caller streams is not read here, but its headers are looked at."""
@@ -135,14 +111,6 @@ class TestStreamedResponses:
             with pytest.raises(ChunkedEncodingError):
                 response.content  # noqa: B018
         assert len(server.seen) == 2
-
-    @pytest.mark.parametrize(
-        "legal", ["HTTP/1.0 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"]
-    )
-    def test_what_http_allows_is_a_response(self, server, session, legal):
-        server.script += [written(legal)]
-        assert session.post(server.url, stream=True).content == b""
-        assert len(server.seen) == 1
 
 
 class TestFraming:
@@ -192,21 +160,6 @@ class Custom(HTTPAdapter):
         return super().send(request, **kwargs)
 
 
-class Cache(HTTPAdapter):
-    """Has a response without the headers that framed it on its way."""
-
-    def send(self, request, **_options):
-        raw = HTTPResponse(io.BytesIO(b"abc"), version=11, status=200, preload_content=False)
-        return self.build_response(request, raw)
-
-
-class SigningAdapter(HTTPAdapter):
-    """Signs each attempt anew, for servers that take a signature only once."""
-
-    def send(self, request, **kwargs):
-        return super().send(OAuth1("client", "secret")(request.copy()), **kwargs)
-
-
 class TestAdapters:
     @pytest.mark.parametrize("adapter", [Custom(max_retries=0), SourceAddressAdapter("127.0.0.2")])
     def test_each_attempt_goes_through_the_one_that_is_mounted(self, server, session, adapter):
@@ -221,54 +174,6 @@ class TestAdapters:
         assert noted == [
             ("127.0.0.1", "custom") if isinstance(adapter, Custom) else ("127.0.0.2", None)
         ]
-
-    def test_a_response_from_a_cache_need_not_say_where_it_ends(self, session):
-        session.mount("http://", Cache())
-        response = session.post("http://api.example.com")
-        assert response.content == b"abc"
-        assert response.request.headers[KEY]
-
-    def test_closing_the_session_closes_it(self, session):
-        closed = []
-        adapter = Custom()
-        adapter.close = lambda: closed.append(adapter)
-        session.mount("http://one", adapter)
-        session.close()
-        assert closed == [adapter]
-
-
-@pytest.mark.parametrize("kind", [requests.Session, IdempotentSession])
-class TestSuitesThatWereThereBefore:
-    """What was written for a session of requests passes with ours, word for word."""
-
-    def test_with_responses(self, kind):
-        with responses.RequestsMock() as mock, kind() as api:
-            api.trust_env = False
-            as_given = {"timeout": 10, "verify": True, "stream": False, "cert": None, "proxies": {}}
-            mock.post(
-                API,
-                json={"id": 1},
-                status=201,
-                match=[
-                    responses.matchers.json_params_matcher({"amount": 500}),
-                    responses.matchers.request_kwargs_matcher(as_given),
-                ],
-            )
-            assert api.post(API, json={"amount": 500}, timeout=10).json() == {"id": 1}
-            mock.post(API, status=307, headers={"Location": f"{API}/there"})
-            mock.post(f"{API}/there", body=b"abc" * 1000)
-            assert api.post(API, stream=True).content == b"abc" * 1000
-            mock.post(f"{API}/wrong", status=422)
-            assert api.post(f"{API}/wrong", data={"amount": "5"}).status_code == 422
-            assert len(mock.calls) == 4
-
-    @pytest.mark.parametrize("of_session", [False, True])
-    def test_with_requests_mock(self, kind, of_session):
-        with kind() as api, requests_mock.Mocker(session=api if of_session else None) as mock:
-            mock.post(API, json={"id": 1}, status_code=503)
-            assert api.post(API, json={"amount": 500}, timeout=10).status_code == 503
-            assert mock.call_count == 1
-            assert (mock.last_request.json(), mock.last_request.timeout) == ({"amount": 500}, 10)
 
 
 class TestMocks:
@@ -317,18 +222,6 @@ class TestSignatures:
         server.script += [verify] * 2
         assert was_replayed(session.post(server.url, data=b"abc", auth=auth))
         assert right == [True, True]
-
-    def test_an_adapter_can_sign_each_attempt_anew(self, server, session):
-        def note(handler):
-            seen.append(handler.headers["Authorization"])
-            (drop_before, work)[len(seen) - 1](handler)
-
-        seen = []
-        server.script += [note] * 2
-        session.mount("http://", SigningAdapter())
-        session.post(server.url, data={"a": "b"})
-        assert len(set(server.keys)) == 1
-        assert len(set(seen)) == len(seen) == 2
 
 
 def test_a_key_that_is_none_is_refused_as_an_empty_one(server):
