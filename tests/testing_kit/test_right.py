@@ -7,10 +7,11 @@ import uuid
 
 import pytest
 import sqlalchemy as sa
-from flask import abort, g, redirect, request, session
+from flask import Flask, abort, g, redirect, request, session
 from flask.testing import FlaskClient
+from sqlalchemy import orm
 
-from flask_idempotency import OperationInterrupted, current_operation, idempotent
+from flask_idempotency import Idempotency, OperationInterrupted, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash, procedure
 from tests.testing_kit.conftest import Shop, make_shop
 from tests.testing_kit.test_messages import ALICE, BOB, SQL, user
@@ -318,3 +319,30 @@ def test_sqlite_lets_nobody_write_past_the_session(tmp_path):
     with pytest.raises(AssertionError, match="database is locked\n.*write through db.session"):
         check(shop)
     shop.close()
+
+
+def test_tables_that_the_tests_own_transaction_made_are_counted(tmp_path):
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    own_session = orm.scoped_session(orm.sessionmaker(engine))
+    tables = sa.MetaData()
+    payment = sa.Table("payment", tables, sa.Column("id", sa.Integer, primary_key=True))
+    app = Flask("shop")
+    app.config["IDEMPOTENCY_STORE"] = "sql"
+    app.testing = True
+    Idempotency(app, session=own_session, metadata=tables, scope=None)
+
+    @app.post("/payments")
+    @idempotent
+    def pay():
+        own_session.execute(sa.insert(payment))
+        own_session.commit()
+        return {}, 201
+
+    with engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        tables.create_all(connection)
+        own_session.configure(bind=connection, join_transaction_mode="create_savepoint")
+        assert_idempotent(app.test_client(), "POST", "/payments", duplicates=0)
+        own_session.remove()
+        connection.rollback()
+    engine.dispose()
