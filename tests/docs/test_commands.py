@@ -82,10 +82,9 @@ class TestCommands:
                 post("/parcels", headers={"Idempotency-Key": f"parcel-{number}"})
         first = "SELECT key FROM idempotency_record ORDER BY created_at LIMIT 1"
         update = "UPDATE idempotency_record SET"
-        self.sql(app, db, f"{update} expires_at = clock_timestamp() WHERE key = ({first})")
-        self.sql(app, db, f"{update} lease_expires_at = created_at WHERE lease_expires_at IS NOT NULL")
-
-    def sql(self, app, db, statement):
-        """Run a statement on a connection of its own, committed."""
         with app.app_context(), db.engine.begin() as connection:
-            connection.execute(sa.text(statement))
+            for change in (
+                f"expires_at = clock_timestamp() WHERE key = ({first})",
+                "lease_expires_at = created_at WHERE lease_expires_at IS NOT NULL",
+            ):
+                connection.execute(sa.text(f"{update} {change}"))

@@ -55,13 +55,6 @@ def engine_replaced(world: Any) -> Iterator[sa.Connection]:
 
 
 @contextmanager
-def engine_replaced_and_savepoints(world: Any) -> Iterator[sa.Connection]:
-    with in_place_of_its_engine(world) as connection:
-        world.db.session.configure(join_transaction_mode="create_savepoint")
-        yield connection
-
-
-@contextmanager
 def engine_and_session_replaced(world: Any) -> Iterator[sa.Connection]:
     with in_place_of_its_engine(world) as connection:
         options = {"bind": connection, "join_transaction_mode": "create_savepoint"}
@@ -122,8 +115,7 @@ def savepoint_of_the_connection(world: Any) -> Iterator[sa.Connection]:
 
 
 RECIPES = {
-    engine_replaced: "psycopg2",
-    engine_replaced_and_savepoints: "psycopg",
+    engine_replaced: "psycopg",
     engine_and_session_replaced: "psycopg2",
     scoped_session_bound: "psycopg",
     savepoint_of_the_session: "psycopg2",
