@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+import servers
 from laboratory import running
 from tests.integration.apps import gunicorn_conf, worker_shop
 from tests.integration.shops import Shop
 from tests.integration.views import protect
+from tests.waiting import wait_until
 
 APPLICATION = "tests.integration.apps.worker_shop:create_app()"
 CLIENTS = 12
@@ -101,3 +104,14 @@ def view(world: Any) -> Callable[..., Any]:
         return world
 
     return register
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[servers.Redis]:
+    """A cluster of one node, which has all slots."""
+    with servers.Redis(settings={"cluster-enabled": "yes"}) as server:
+        with redis.Redis.from_url(server.url) as node:
+            node.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            is_ready = "cluster_state:ok"
+            wait_until(lambda: is_ready in str(node.execute_command("CLUSTER", "INFO")), is_ready)
+        yield server

@@ -31,7 +31,7 @@ LONGEST_SECONDS = 120
 FREE_AFTER_SECONDS = 2.5
 """The second after which a duplicate asks for the owner, and what a busy machine adds."""
 
-HOW = ["fork", "process", "pool"]
+HOW = ["fork", "process"]
 ROUTES = ["atomic", "leased", "atomic-step"]
 MIDDLE = "NotAtomic: the view's session or connection is used where the operation is not"
 NOT_HERE = "LeaseLost: This process was forked inside the operation: it can neither end it nor tak"
@@ -145,8 +145,7 @@ OWN = [
 
 
 def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(run):
-    per_key = {"fork": 3, "process": 3, "pool": 6}  # two workers in a pool, with keys of their own
-    wanted = [(case.name, per_key[case.how] * case.keys) for case in OWN]
+    wanted = [(case.name, 3 * case.keys) for case in OWN]
     assert [(name, count) for name, count, _ in run(OWN, "done")] == sorted(wanted)
 
 
@@ -167,16 +166,8 @@ REFUSED = {
 @pytest.mark.parametrize("situation", REFUSED)
 def test_the_views_session_is_refused_to_a_child_by_name(run, situation):
     befores, does, says = REFUSED[situation]
-    cases = [Case(before, how, does=do) for before, do, how in product(befores, does, HOW[:2])]
+    cases = [Case(before, how, does=do) for before, do, how in product(befores, does, HOW)]
     assert run(cases, says) == []
-
-
-def test_a_view_that_is_async_may_fork(run):
-    run([Case("flushed", "process", route="async")], "done")
-
-
-def test_in_an_async_view_the_session_is_refused_too(run):
-    run([Case("flushed", "process", does="query", route="async")], MIDDLE)
 
 
 @BOTH
@@ -212,7 +203,7 @@ def test_it_can_neither_take_a_step_nor_extend_the_lease(environment, run):
 def test_run_in_the_child_is_an_operation_of_its_own(run):
     cases = [
         Case("committed" if route == "leased" else "flushed", how, does="run", route=route)
-        for route, how in product(ROUTES, HOW[:2])
+        for route, how in product(ROUTES, HOW)
     ]
     assert run(cases, "done, done") == sorted((case.name, 2, 2) for case in cases)
 
@@ -220,7 +211,7 @@ def test_run_in_the_child_is_an_operation_of_its_own(run):
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_sqlite_does_not_know_that_it_was_forked(run):
     does = ["inherited", "query", "commit", "connection", "driver"]
-    refused = [Case("flushed", how, does=do) for do, how in product(does, HOW[:2])]
+    refused = [Case("flushed", how, does=do) for do, how in product(does, HOW)]
     ended = [
         Case("flushed", "fork", does="nothing", ends=end, route=route)
         for route in ("atomic", "atomic-step")

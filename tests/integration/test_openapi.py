@@ -261,8 +261,8 @@ def test_what_a_route_that_is_not_atomic_may_respond_with_is_there_too(app, atom
     ("option", "said"),
     [
         (False, []),
-        (True, ["more than 90 seconds ago", "409 `key-expired`"]),
-        ("require", ["more than 90 seconds ago", "UUID of version 7"]),
+        (True, ["It may be a UUID", "more than 90 seconds ago", "409 `key-expired`"]),
+        ("require", ["It must be a UUID", "more than 90 seconds ago"]),
     ],
 )
 def test_the_header_says_whether_old_keys_are_refused(app, option, said):

@@ -29,8 +29,8 @@ def make_shop(make_world, add_view):
         world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)
         add_view(world, **options)
         add_view(world, "/does", endpoint="does", during=lambda: during(world), **options)
-        for key in ("warm-1", "warm-2"):  # what is sent for the second time is prepared
-            assert world.post(key=key).status_code == 201
+        for number in range(2):  # what is sent for the second time is prepared
+            assert world.post(key=f"warm-{number}").status_code == 201
         return world
 
     return make

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from real.comparison import Result, differences
+from real.comparison import differences
 from real.environment import Environment
 from real.packages import Package
 from real.suite import run
-from tests.databases import Databases
 
 pytestmark = pytest.mark.of_tests
 
@@ -67,35 +63,24 @@ def test_the_extension(client):
 PACKAGE = Package("shop", "1", ("test_shop.py",), (), environment=(("SHOP_DATABASE", "{database}"),))
 
 
-@pytest.fixture(scope="module")
-def run_in(
-    tmp_path_factory: pytest.TempPathFactory, databases: Databases, redis_server: Any
-) -> Iterator[Callable[[str], Result]]:
-    """A function that gives the results of the suite in a mode."""
-    sources = tmp_path_factory.mktemp("real") / "sources"
-    sources.mkdir()
-    (sources / "pytest.ini").touch()
-    (sources / "test_shop.py").write_text(SUITE, encoding="utf-8")
-    suite, database = Environment(sources, Path(sys.executable)), databases.take()
-    yield cache(lambda mode: run(PACKAGE, suite, mode, database, redis_server.url))
+def test_each_mode_beside_plain(tmp_path, databases, redis_server):
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "test_shop.py").write_text(SUITE, encoding="utf-8")
+    suite, database = Environment(tmp_path, Path(sys.executable)), databases.take()
+    plain, observed, protected, twice = (
+        run(PACKAGE, suite, mode, database, redis_server.url)
+        for mode in ("plain", "observed", "protected", "twice")
+    )
     databases.give_back(database)
 
+    def differing(found):
+        return [line.split("::")[1].split(":")[0] for line in differences(plain, found)]
 
-@pytest.mark.parametrize(
-    ("mode", "replays", "other"),
-    [
-        ("unused", 0, ["test_the_extension"]),
-        ("observed", 0, ["test_the_extension"]),
-        ("protected", 0, ["test_the_extension"]),
-        # A 401 is not stored, so its retry calls the view again.
-        ("twice", 2, ["test_the_extension", "test_wrong_passwords"]),
-    ],
-)
-def test_a_mode_beside_plain(
-    run_in: Callable[[str], Result], mode: str, replays: int, other: list[str]
-) -> None:
-    plain, found = run_in("plain"), run_in(mode)
     assert set(plain.tests.values()) == {"passed"}
     assert [plain.writes, plain.replays] == [4, 0]
-    assert [found.writes, found.replays, found.equal] == [4, replays, replays]
-    assert [line.split("::")[1].split(":")[0] for line in differences(plain, found)] == other
+    for found in observed, protected:
+        assert [found.writes, found.replays] == [4, 0]
+        assert differing(found) == ["test_the_extension"]
+    # A 401 is not stored, so its retry calls the view again.
+    assert [twice.writes, twice.replays, twice.equal] == [4, 2, 2]
+    assert differing(twice) == ["test_the_extension", "test_wrong_passwords"]

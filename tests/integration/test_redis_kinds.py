@@ -9,7 +9,6 @@ import redis
 from redis.sentinel import Sentinel
 
 import servers
-from tests.waiting import wait_until
 
 MASTER = "main"
 # A user and a password that mean something else in a URL, and as a URL must have them.
@@ -23,17 +22,6 @@ def own_redis():
     with servers.Redis() as server:
         with redis.Redis.from_url(server.url) as client:
             client.execute_command("ACL", "SETUSER", USER, "on", f">{SECRET}", "~*", "+@all")
-        yield server
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """A cluster of one node, which has all slots."""
-    with servers.Redis(settings={"cluster-enabled": "yes"}) as server:
-        with redis.Redis.from_url(server.url) as node:
-            node.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-            is_ready = "cluster_state:ok"
-            wait_until(lambda: is_ready in str(node.execute_command("CLUSTER", "INFO")), is_ready)
         yield server
 
 

@@ -17,7 +17,6 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, idempotent
-from flask_idempotency.core.records import Claim
 from flask_idempotency.web.routes import app_state
 
 db = SQLAlchemy()
@@ -60,38 +59,29 @@ def fork() -> None:
         os.waitpid(child, 0)
 
 
-def fork_at_lock(app: Flask) -> None:
-    lock: Any = type(app_state(app).engine.lock)
-    acquire = lock.acquire
+def fork_after(owner: Any, name: str) -> None:
+    """Fork once, when a method has done its work."""
+    method = getattr(owner, name)
 
-    def acquire_and_fork(self: Any, claim: Claim) -> Any:
-        glance = acquire(self, claim)
-        lock.acquire = acquire
+    def once(*arguments: Any) -> Any:
+        setattr(owner, name, method)
+        result = method(*arguments)
         fork()
-        return glance
+        return result
 
-    lock.acquire = acquire_and_fork
-
-
-def fork_at_claim(app: Flask) -> None:
-    records: Any = app_state(app).engine._records
-    claim = records.claim
-
-    def claim_and_fork(what: Claim) -> Any:
-        records.claim = claim
-        hold = claim(what)
-        fork()
-        return hold
-
-    records.claim = claim_and_fork
+    setattr(owner, name, once)
 
 
-def fork_at_checkout(app: Flask) -> None:
-    with app.app_context():
-        sa.event.listen(db.engine, "checkout", lambda *_what: fork(), once=True)
-
-
-FORKS = {"lock": fork_at_lock, "checkout": fork_at_checkout, "claim": fork_at_claim}
+def fork_at(app: Flask, place: str) -> None:
+    engine: Any = app_state(app).engine
+    match place:
+        case "lock":
+            fork_after(type(engine.lock), "acquire")
+        case "claim":
+            fork_after(engine._records, "claim")
+        case "checkout":
+            with app.app_context():
+                sa.event.listen(db.engine, "checkout", lambda *_what: fork(), once=True)
 
 
 def main(cases: list[str]) -> None:
@@ -99,7 +89,7 @@ def main(cases: list[str]) -> None:
     for case in cases:
         route, _, place = case.partition("/")
         ran.clear()
-        FORKS[place](app)
+        fork_at(app, place)
         answer = app.test_client().post(f"/{route}", headers={"Idempotency-Key": case})
         print(json.dumps([case, answer.status_code, bool(ran)]), flush=True)
         if os.getpid() != parent:

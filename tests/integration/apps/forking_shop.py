@@ -80,8 +80,7 @@ def create_app() -> Flask:
     idempotency.init_app(app, db, scope=None)
     app.add_url_rule("/look/<int:number>", view_func=look)
     for name, options in ROUTES.items():
-        view: Callable[..., Any] = pay_async if name == "async" else pay
-        app.add_url_rule(f"/{name}", name, idempotent(name=name, **options)(view), methods=["POST"])
+        app.add_url_rule(f"/{name}", name, idempotent(name=name, **options)(pay), methods=["POST"])
     with app.app_context():
         db.create_all()
     return app
@@ -89,7 +88,6 @@ def create_app() -> Flask:
 
 ROUTES: dict[str, dict[str, Any]] = {
     "atomic": {},
-    "async": {},
     "leased": {"atomic": False},
     "atomic-step": {"atomic": False},
 }
@@ -107,10 +105,6 @@ def pay() -> Any:
     if case.route == "atomic-step":
         return current_operation.step("pay", _pay, case, key, atomic=True), 201
     return _pay(case, key), 201
-
-
-async def pay_async() -> Any:
-    return pay()
 
 
 def _pay(case: Case, key: str) -> dict[str, Any]:
@@ -152,8 +146,6 @@ class Child:
 
     def run(self) -> str:
         """Start it, wait for it, and return what it told."""
-        if self.case.how == "pool":
-            return self._in_pool()
         reader, writer = os.pipe()
         if self.case.how == "process":
             process = FORK.Process(target=self._tell, args=(writer,))
@@ -170,22 +162,13 @@ class Child:
         with os.fdopen(reader) as told:
             return told.read()
 
-    def _in_pool(self) -> str:
-        global _child  # noqa: PLW0603 -- the workers are forked with it
-        _child = self
-        with FORK.Pool(2) as pool:
-            (first, second) = pool.map(_of_the_child, ["a", "b"], chunksize=1)
-        return first if first == second else f"{first}, {second}"
-
     def _tell(self, writer: int) -> None:
-        os.write(writer, self.told("").encode())
-
-    def told(self, which: str) -> str:
         """Do what the case says, and say what came of it."""
         try:
-            return str(DOES[self.case.does](self, self.key + which))
+            told = str(DOES[self.case.does](self, self.key))
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            told = f"{type(error).__name__}: {error}"
+        os.write(writer, told.encode())
 
     def _end(self) -> None:
         """End a child of ``os.fork``, or let it fall out of the view."""
@@ -206,13 +189,6 @@ class Child:
                 raise Retryable
             case "return":
                 pass
-
-
-_child: Child
-
-
-def _of_the_child(which: str) -> str:
-    return _child.told(which)
 
 
 def own(child: Child, key: str) -> str:

@@ -1,20 +1,45 @@
-"""The comparison with other packages, as far as it needs none: ours alone, nothing installed."""
+"""The bench: many records, requests under gunicorn, and other packages' workers."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bench import records, throughput
 from bench.peers import crashes
 from bench.peers.process import Died, Place, Running
 from bench.peers.table import CONTENDERS, PACKAGES
+from bench.records import NAME, Table
 
 pytestmark = pytest.mark.of_tests
 
-OURS = "ours, `postgres`"
+
+def test_the_copies_are_replayed_stand_apart_and_are_purged(postgres, monkeypatch):
+    monkeypatch.setattr(records, "KNOWN", 10)
+    with closing(Table(postgres.database("growth"), 2000)) as table:
+        replay = table.replay()
+        for _ in range(20):
+            replay()
+        pages = f"SELECT count(DISTINCT (ctid::text::point)[0]) FROM {NAME} WHERE key IN"
+        assert table.ask(f"{pages} (SELECT key FROM known)") == 10
+        table.add_expired(300)
+        assert table.ask(f"SELECT count(*) FROM {NAME}") == 2300
+        assert table.purge() == 300
+        table.first()()
+        assert table.ask(f"SELECT count(*) FROM {NAME}") == 2001
+
+
+def test_each_path_is_served_with_the_extension_and_without(postgres, redis_server, monkeypatch):
+    monkeypatch.setattr(throughput, "TURNS", 1)
+    monkeypatch.setattr(throughput, "SECONDS", 0.5)
+    urls = postgres.database("protected"), postgres.database("unprotected")
+    figures = throughput.measure(*urls, redis_server.url)
+    assert figures.keys() == throughput.PATHS.keys()
+    assert all(figure.value > 0 for figure in figures.values())
 
 
 @pytest.fixture
@@ -24,7 +49,8 @@ def place(postgres, redis_server):
 
 @pytest.fixture
 def start(place, tmp_path):
-    return partial(Running, Path(sys.executable), CONTENDERS[OURS], place, tmp_path / "log")
+    ours = CONTENDERS["ours, `postgres`"]
+    return partial(Running, Path(sys.executable), ours, place, tmp_path / "log")
 
 
 def test_a_worker_checks_times_and_counts(start):
