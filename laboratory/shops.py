@@ -87,7 +87,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def note_point(point: Point, execution: Execution) -> None:
+def note_point(point: Point, execution: Execution, _step: str | None = None) -> None:
     """Note what the extension does around a view."""
     if point == "after-claim":
         note("claim", f"of the key, attempt {execution.hold.attempt}")
