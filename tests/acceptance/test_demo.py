@@ -127,17 +127,6 @@ def test_however_it_is_stopped_nothing_is_left(number: signal.Signals) -> None:
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_a_signal_while_it_starts_ends_it_too() -> None:
-    with demo() as (process, traces):
-        read_until(process, "Starting")
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)  # an impatient second one
-        output, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, output
-    assert "Traceback" not in output
-    assert traces.left() == []
-
-
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -112,13 +112,6 @@ def test_whatever_happens_after_a_lost_response_one_payment_is_made(button, shop
     assert len(shop.payments()) == 1
 
 
-@ours
-def test_a_page_with_the_status_of_a_success_is_none(button, shop):
-    shop.meets(201)
-    button.press_until_paid()
-    assert len(shop.payments()) == 1
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_any_troubles_in_any_order_end_in_one_payment(button, shop, seed):
     shop.meets(*random.Random(seed).choices(TROUBLES, k=8))
@@ -171,21 +164,6 @@ def test_a_refused_payment_is_followed_by_another(button, shop):
     shop.meets("request is lost", "card is declined")
     assert button.press_until_paid() == [("refused", 402), ("done", 201)]
     assert len(shop.payments()) == 1
-
-
-@ours
-def test_a_conflict_of_the_shops_own_is_believed_when_it_was_stored(button, shop):
-    """The package's client returns it at once, and hears of it at the next press."""
-    shop.meets("sold out")
-    assert button.press_until_paid()[-2:] == [("refused", 409), ("done", 201)]
-    assert len(shop.payments()) == 1
-
-
-@ours
-def test_another_order_is_another_payment(button, shop, recipe):
-    button.press_until_paid()
-    Button(recipe, shop, next(orders)).press_until_paid()
-    assert len(shop.payments()) == 2
 
 
 @pytest.mark.parametrize("age", [TWO_DAYS, -TWO_DAYS])
