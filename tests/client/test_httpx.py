@@ -7,7 +7,6 @@ import hmac
 
 import httpx
 import pytest
-import respx
 
 from flask_idempotency.client import IdempotentTransport, new_key
 from tests.client.conftest import drop_after, drop_before, respond
@@ -50,12 +49,6 @@ class TestMocks:
         response = client(httpx.MockTransport(handle)).post(URL)
         assert (response.status_code, response.json()) == (201, PAID)
         assert keys == [response.request.headers[KEY]] * 2
-
-    def test_respx_needs_no_change(self):
-        with respx.mock() as mock:
-            sent = mock.post(URL).mock(side_effect=[httpx.ConnectError, httpx.Response(201, json=PAID)])
-            assert client().post(URL).json() == PAID
-            assert len({call.request.headers[KEY] for call in sent.calls}) == 1
 
 
 @pytest.mark.usefixtures("time")

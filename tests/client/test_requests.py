@@ -12,7 +12,6 @@ import pickle
 import pytest
 import requests
 import requests_mock
-import responses
 from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 from requests.exceptions import ChunkedEncodingError, ReadTimeout, TooManyRedirects
@@ -80,11 +79,6 @@ class TestSession:
         with twin(original) as session:
             assert was_replayed(session.post(server.url)) is False  # the server knows no X-Key
         assert len(server.seen) == 3
-
-    def test_a_hook_sees_the_last_response_only(self, server, session):
-        server.script += [respond(503)]
-        session.hooks["response"].append(lambda response, **_: response.raise_for_status())
-        assert session.post(server.url).status_code == 201
 
     def test_a_circle_of_redirects_is_followed_once(self, server, session):
         session.max_redirects = 2
@@ -177,14 +171,6 @@ class TestAdapters:
 
 
 class TestMocks:
-    def test_responses_sees_each_attempt(self, session):
-        with responses.RequestsMock() as mock:
-            mock.post(API, body=requests.ConnectionError())
-            mock.post(API, status=503)
-            mock.post(API, status=201)
-            assert session.post(API).status_code == 201
-            assert len({call.request.headers[KEY] for call in mock.calls}) == 1
-
     def test_with_the_mocker_of_requests_mock_a_call_has_its_key_and_is_sent_once(self, session):
         with requests_mock.Mocker() as mock:
             mock.post(API, status_code=503)

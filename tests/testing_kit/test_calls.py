@@ -149,11 +149,6 @@ class TestWrong:
         assert f"{who} raised KeyReused(" in said
         assert "or payload=..., depend on a time" in said
 
-    def test_a_key_that_all_messages_share(self, shop, consume):
-        said = message(shop, lambda: consume("invoice"), other=lambda: consume("invoice"))
-        assert "another message returned {'id': 1}: it is taken for the first one\n" in said
-        assert "what a message is about" in said
-
     def test_a_payload_that_is_not_given(self, shop, consume, order):
         same = lambda: consume(order, None)  # noqa: E731
         said = message(shop, same, changed=same)
@@ -163,13 +158,6 @@ class TestWrong:
         said = message(shop, lambda: (shop.charge(), consume(order))[1], effects=shop.effects)
         assert "charges rose by 4, not by 1\nA retry repeats what" in said
         assert "what a call does beside run()" in said
-
-    @pytest.mark.parametrize("point", ["in-view", "before-commit"])
-    def test_a_charge_before_the_commit(self, shop, consume, order, point):
-        work = partial(consume, order, function=lambda: (shop.charge(), shop.pay())[1][0])
-        said = message(shop, work, crash_at(point), effects=shop.effects)
-        assert "charges rose by 2, not by 1" in said
-        assert "a call to another system" in said
 
     def test_a_result_that_each_delivery_makes_anew(self, shop, consume, order):
         times = itertools.count()
@@ -185,16 +173,6 @@ class TestWrong:
         assert "the first call raised LookupError('no such order'), not a result" in said
         said = message(shop, lambda: consume(order), raises=LookupError)
         assert "the first call returned {'id': 1}, not LookupError" in said
-
-    def test_a_worker_that_catches_everything(self, shop, consume, order):
-        def call():
-            try:
-                return consume(order)
-            except:  # noqa: E722
-                return "sorry"
-
-        said = message(shop, call, crash_at("in-view"))
-        assert "call: something caught the crash, and the first call returned 'sorry'" in said
 
     def test_a_duplicate_that_is_swallowed(self, shop, consume, order):
         def call():

@@ -14,7 +14,7 @@ from sqlalchemy import orm
 from flask_idempotency import Idempotency, OperationInterrupted, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash, procedure
 from tests.testing_kit.conftest import Shop, make_shop
-from tests.testing_kit.test_messages import ALICE, BOB, SQL, user
+from tests.testing_kit.test_messages import SQL
 
 OUTSIDE, CLAIM = ["crash_at('after-commit')", "crash_at('before-commit')"], "crash_at('after-claim')"
 
@@ -54,12 +54,6 @@ def test_every_crash_of_a_view_without_places_and_of_one_that_is_held(shop):
     assert crashes(shop, status=lambda point: status.get(point, 409)) == [
         *OUTSIDE, "crash_at('in-view', place=1)", "nowhere", CLAIM
     ]  # fmt: skip
-
-
-def test_another_user_in_every_crash(shop):
-    shop.view(lambda: ({"user": user()} | shop.pay()[0], 201), scope=user)
-    assert check(shop, **ALICE, other=BOB).json["user"] == "alice"
-    crashes(shop, **ALICE, other=BOB)
 
 
 @SQL
