@@ -132,6 +132,23 @@ def test_a_connection_lost_around_the_views_commit_is_met_once(world, assert_pro
     world.assert_clean()
 
 
+def test_what_a_request_did_before_the_view_is_committed_or_undone_with_it(world, pays):
+    @world.app.before_request
+    def sign_in():
+        write(world, 0)
+        world.db.session.flush()
+
+    def during():
+        if current_operation.attempt == 1:
+            raise LookupError
+
+    runs = pays(during=during)
+    assert world.post().status_code == 500
+    assert amounts(world) == []
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert (runs, amounts(world)) == ([1, 2], [0, 5])
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_run_gives_the_first_result(world, atomic):
     calls = []
