@@ -163,7 +163,12 @@ class SqlAdmin:
         None, and none is deleted, if that takes longer. Waits for nobody, and leaves the last
         connection of a pool to others.
         """
-        return int(self._messages.change(self._sql.purge, {"batch": batch}, patience=0))
+        try:
+            return int(self._messages.change(self._sql.purge, {"batch": batch}, patience=0))
+        except StoreUnavailable as error:
+            if "database is locked" not in str(error.__cause__):
+                raise
+            return 0
 
     def create(self) -> list[str]:
         """Create the table and the indexes that are missing, and say which: never a column.

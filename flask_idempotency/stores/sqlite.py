@@ -113,9 +113,12 @@ class Messages:
             waits = 0 if self.is_brief else usual if patience is None else patience
             try:
                 raw.send(f"PRAGMA busy_timeout = {waits}; BEGIN IMMEDIATE")
+                if patience == 0:  # nor for who reads, at the COMMIT
+                    yield held, raw
             finally:
                 raw.send(f"PRAGMA busy_timeout = {usual}")
-            yield held, raw
+            if patience != 0:
+                yield held, raw
         except (sqlite3.Error, exc.SQLAlchemyError) as error:
             raise self.error(error) from error
         finally:
