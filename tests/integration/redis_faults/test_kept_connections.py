@@ -41,8 +41,8 @@ def failures():
 
 
 @pytest.fixture
-def lock(proxy, failures):
-    return RedisLock(client_from_url(proxy.url + PATIENT), "shop:", on_failure=failures.append)
+def lock(own_redis, failures):
+    return RedisLock(client_from_url(own_redis.url + PATIENT), "shop:", on_failure=failures.append)
 
 
 def connected(behind):
@@ -154,7 +154,8 @@ def test_a_connection_that_the_server_closed_costs_a_reconnect_not_a_pause(
     assert failures == []
 
 
-def test_a_server_that_has_gone_is_asked_once_and_left_alone(lock, proxy, failures):
+def test_a_server_that_has_gone_is_asked_once_and_left_alone(proxy, failures):
+    lock = RedisLock(client_from_url(proxy.url), "shop:", on_failure=failures.append)
     lock.release(FIRST)
     proxy.refuse()
     proxy.cut()
