@@ -36,7 +36,8 @@ class Dialect:
     for the later of two times. ``array`` is one value that holds several, and ``text`` a time as text,
     in UTC. ``result`` is that of a ``step`` of the column ``steps``; ``with_step`` and ``with_entry``
     are the columns ``steps`` and ``audit`` with one more in them. ``skip`` passes by rows that others
-    hold. For an overview ``bounded`` limits the time; ``percent`` of the table are read, by ``sample``.
+    hold, and ``patient`` waits longer for one. For an overview ``bounded`` limits the time;
+    ``percent`` of the table are read, by ``sample``.
     """
 
     now: str
@@ -50,6 +51,7 @@ class Dialect:
     with_step: str
     with_entry: str
     skip: str = ""
+    patient: str = ""
     bounded: str = ""
     percent: str = "100"
     sample: str = ""
@@ -135,7 +137,8 @@ ON CONFLICT (key) DO NOTHING"""
         leased = f"{running} AND lease_expires_at IS NOT NULL AND completed_at IS NULL"
         renewed = f"{dialect.later}(lease_expires_at, {in_lease})"
         self.extend = f"UPDATE {{table}} SET lease_expires_at = {renewed} {leased}"
-        self.end = f"UPDATE {{table}} SET lease_expires_at = {now} {leased}"
+        # An exit in an atomic step leaves the row locked for a moment.
+        self.end = f"{dialect.patient}UPDATE {{table}} SET lease_expires_at = {now} {leased}"
 
         # A step is a value in the record, under its name: sent twice, it is there once.
         self.record_step = f"""UPDATE {{table}} SET lease_expires_at = {renewed},

@@ -60,6 +60,8 @@ SQL = Statements(
               'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
               'why', %(why)s::text)))::json""",
         skip=" FOR UPDATE SKIP LOCKED",
+        # Twice as long as the server takes to notice a connection that an exit has closed: see FACTS.
+        patient="SET LOCAL lock_timeout = '1s';\n",
         # An overview is asked for again and again: it must never become a load.
         bounded="SET LOCAL statement_timeout = '3s';\n",
         percent=f"""least(100, 100.0 * {SAMPLED_PAGES} / greatest(1,
@@ -94,7 +96,7 @@ LOCKED = ("owner", "attempt", "xid", "had_written", "isolation")
 # - The application's role and lock_timeout are put aside and handed back. What may be waited for is the
 #   table's lock, which comes before any row is read; a row's lock is skipped, never waited for.
 # - A backend that is busy in a statement notices a dead client only if it looks for it; without that
-#   a kill -9 would block the key until the statement ends (see WATCH).
+#   a kill -9 would block the key until the statement ends (see FACTS).
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
 # - The row is locked before what is held is set: an earlier operation of the same transaction may have
 #   left its own there.
@@ -120,6 +122,13 @@ LOCK = _ASIDE + _LOCK + _HELD
 _WAIT = "SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE;\n"
 WAIT_AND_LOCK = _ASIDE + _WAIT + _LOCK + _HELD
 
+# The same in a transaction that the session has begun: if the lock fails, that goes on as it was.
+_GUARD = "SAVEPOINT idempotency_lock;\n"
+INSIDE = {
+    lock: f"{_GUARD}{lock.removesuffix(_HELD)}RELEASE idempotency_lock;\n{_HELD}"
+    for lock in (LOCK, WAIT_AND_LOCK)
+}
+LOCK_FAILED = "ROLLBACK TO idempotency_lock;\nRELEASE idempotency_lock"
 NOT_LOCKED = f"RELEASE {FIRST}"
 
 # Whether a function of the application's that may write is called by what looks like a read: by a name

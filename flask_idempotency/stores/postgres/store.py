@@ -140,7 +140,7 @@ class PostgresRecords(SqlRecords):
         raw = raw_of(connection.connection, connection.dialect)
         raw.take(continues=True)
         try:
-            row = self._lock(raw, lock, values)
+            row = self._lock(raw, statements.INSIDE[lock], values)
             if row["owner"] == claim.owner:
                 hold = self._held(claim, connection, raw, row)
                 return hold
@@ -148,6 +148,8 @@ class PostgresRecords(SqlRecords):
         except self.messages.Error as error:
             if is_lost(error):
                 connection.invalidate(error)  # so that nobody above the view meets it again
+            with suppress(self.messages.Error):  # it may have failed before
+                raw.send(statements.LOCK_FAILED)
             if (code := sqlstate(error)) in _REFUSED:
                 raise NotAtomic(_REFUSED[code]) from error
             raise self.messages.error(error) from error

@@ -7,7 +7,7 @@ import io
 import psycopg
 import pytest
 import sqlalchemy as sa
-from flask import request
+from flask import g, request
 from psycopg2.extras import LoggingConnection, NamedTupleCursor
 
 from flask_idempotency import NotAtomic, idempotent
@@ -104,6 +104,33 @@ def test_a_transaction_that_was_made_read_only_is_refused_by_name(make_world):
     assert world.post("/plain").status_code == 200
     with pytest.raises(NotAtomic, match="READ ONLY"):
         world.post()
+
+
+def test_a_migration_behind_the_claim_leaves_the_transaction_to_the_application(make_world):
+    """It has the records' table when the row is to be locked: a 503, and nothing is undone."""
+    world, locked = shop(make_world, execute(LOCAL)), []
+
+    def migrate(*_connection):
+        if g.get("meets_migration") and not locked:
+            locked.append(migration.connect())
+            locked[0].execute(sa.text("lock table idempotency_record in access exclusive mode"))
+
+    @world.app.after_request
+    def after(response):
+        response.headers["X-Set"] = world.db.session.scalar(sa.text(SEEN)) or "gone"
+        return response
+
+    @world.app.before_request
+    def note():
+        g.meets_migration = request.headers["Idempotency-Key"] == "key-2"
+
+    with world.app.app_context():
+        migration = sa.create_engine(world.db.engine.url, poolclass=sa.NullPool)
+        sa.event.listen(world.db.engine, "checkin", migrate)  # of the claim's connection
+    world.post()
+    answer = world.post(key="key-2")
+    locked[0].close()
+    assert (answer.status_code, answer.headers["X-Set"]) == (503, "7")
 
 
 def test_the_application_has_its_own_cursors_in_the_view_and_after_it(make_world):
