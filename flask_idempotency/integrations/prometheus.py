@@ -176,8 +176,7 @@ class RecordsCollector:
 
 
 def _up(is_up: bool | None = None) -> Metric:
-    what = "Whether the store could be asked about its records"
-    return GaugeMetricFamily("idempotency_records_up", what, value=is_up)
+    return GaugeMetricFamily("idempotency_records_up", "Whether the store could be asked", value=is_up)
 
 
 def _families(found: Any) -> Iterator[Metric]:

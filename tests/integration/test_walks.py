@@ -125,7 +125,7 @@ def test_a_first_request_goes_down_once_and_up_once(shop):
     walk = take("A first request", shop.post, 201)
     assert len(walk.rooms) <= 13
     assert walk.functions["web.abandon"] == 0
-    assert walk.functions["stores/postgres.abandon"] == 1
+    assert walk.functions["stores.abandon"] == 1
 
 
 def test_a_replay_asks_the_record_and_no_view(shop):
