@@ -75,8 +75,7 @@ redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2]) end"""
 
     def finish(self: redis.RedisLock, claim: Claim) -> Callable[[], object]:
         lasts = int(1000 * redis.MARKER_SECONDS)
-        sent = self._send("EVAL", only_own, 1, self._name(claim.key), redis._value(claim), lasts)
-        return lambda: self._read(sent)
+        return self._ask("EVAL", only_own, 1, self._name(claim.key), redis._value(claim), lasts)
 
     redis.RedisLock.finish = finish  # type: ignore[method-assign]
 
@@ -85,8 +84,7 @@ def no_marker(_app: object) -> None:
     """The lock goes, and nothing tells that the operation has its answer."""
 
     def finish(self: redis.RedisLock, claim: Claim) -> Callable[[], object]:
-        sent = self._send("DEL", self._name(claim.key))
-        return lambda: self._read(sent)
+        return self._ask("DEL", self._name(claim.key))
 
     redis.RedisLock.finish = finish  # type: ignore[method-assign]
 
