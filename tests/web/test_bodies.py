@@ -4,6 +4,7 @@ import gc
 import gzip
 import io
 import weakref
+from importlib.metadata import version
 
 import pytest
 from flask import Flask, Request, g, request, request_started
@@ -232,11 +233,12 @@ def as_file(body):
     return body.replace(b'name="amount"', b'name="amount"; filename="f"')
 
 
+HOLDS_LENGTHS = version("werkzeug") >= "3.0.6"  # before, not in a multipart body
 OF_REQUEST = {"max_form_parts": 5, "max_form_memory_size": 900_000}
 FORMS = {
     "a file": (as_file(multipart(1, 2 * MIB)), {}, 200),
     "too many parts": (multipart(4), {}, 413),
-    "a field too long": (multipart(1, 100_001), {}, 413),
+    "a field too long": (multipart(1, 100_001), {}, 413 if HOLDS_LENGTHS else 200),
     "as the request may have": (multipart(5, 200_000), OF_REQUEST, 200),
     "more parts than that": (multipart(6), OF_REQUEST, 413),
     "fields of a mebibyte together": (multipart(5, 220_000), OF_REQUEST, 413),

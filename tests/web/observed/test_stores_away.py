@@ -117,6 +117,7 @@ class TestBehindANetwork:
 
 
 @PATIENT
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("store", ["postgres", "sql"], indirect=True)
 def test_a_table_that_is_missing_is_named_and_does_not_matter(world, would, caplog):
     world.sql("drop table idempotency_record")
