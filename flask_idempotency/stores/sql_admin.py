@@ -1,6 +1,6 @@
 """What an operator does with a table of records, in PostgreSQL and in SQLite.
 
-Each method is a few statements outside any request, on connections of the application's own pool.
+Each method is a few statements outside any request, on connections of the extension's own.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from flask_idempotency.stores.sql import NO_LEASE, VERSION, Dialect, Statements
 
 LOCK_TIMEOUT = "250ms"
 
-# A request may have left a role on its pooled connection: our
-# statements are sent as the one that a fresh connection has. Several in one message are one
-# transaction, so SET LOCAL holds for those behind it alone.
+# A request may have left a role on its pooled connection: our statements are sent as the one that a
+# fresh connection has. Several in one message are one transaction, so SET LOCAL holds for those behind
+# it alone.
 BRIEFLY = f"""SET LOCAL role = {{role}};
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 """
@@ -78,14 +78,11 @@ DURABLY = f"""{BRIEFLY}SELECT set_config('synchronous_commit', 'on', true)
  WHERE current_setting('synchronous_commit') = 'off';
 """
 
-# The claim of an atomic operation, and what follows: its transaction is committed asynchronously. A
-# crash that loses it also loses the business transaction, which comes after it in the WAL, and every
-# process that could hold the key.
-CLAIM = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL synchronous_commit = off;
-{BRIEFLY}%s;
-COMMIT;
-"""
+# In front of the claim of an atomic operation: its transaction is committed asynchronously. A crash
+# that loses it also loses the business transaction, which comes after it in the WAL, and every process
+# that could hold the key.
+HASTILY = f"SET LOCAL synchronous_commit = off;\n{BRIEFLY}"
+CLAIM = f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{HASTILY}%s;\nCOMMIT;\n"
 BEGIN = "BEGIN {begin};\n"
 
 # What a hold must know of the row and its transaction, in the order in which LOCK reads it.

@@ -96,7 +96,8 @@ class PostgresRecords(SqlRecords):
             return messages.twice(messages.application, begin, NOT_OURS)  # type: ignore[no-any-return]
         if first:
             first = f"{first};\n{messages.sql.look}"
-            record = self._record(claim.key, messages.send(first, values, NOT_OURS)[0])
+            before = statements.HASTILY if claim.lease_seconds is None else statements.DURABLY
+            record = self._record(claim.key, messages.send(first, values, NOT_OURS, before)[0])
             if record is None or record.owner != claim.owner:
                 return record
             if claim.lease_seconds is not None:

@@ -113,6 +113,32 @@ def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(wor
     assert world.sql("show synchronous_commit") == [("off",)]
 
 
+@pytest.mark.parametrize(
+    ("options", "reads", "waits"),
+    [({}, False, "off"), ({}, True, "off"), ({"atomic": False}, False, "on")],
+    ids=["on a connection of its own", "in the session's transaction", "with a lease"],
+)
+def test_only_a_claim_that_is_all_there_is_waits_for_the_disk(world, options, reads, waits):
+    """That of an atomic operation is lost only together with what the view commits after it."""
+    world.sql("create table claims (how text)")
+    world.sql(
+        """create function note() returns trigger language plpgsql as $$
+        begin insert into claims select current_setting('synchronous_commit'); return null; end $$"""
+    )
+    world.sql(
+        "create trigger note after insert on idempotency_record for each row execute function note()"
+    )
+
+    @world.app.before_request
+    def authenticate():
+        if reads:
+            world.db.session.execute(sa.text("select 1"))
+
+    protect(world, list, **options)
+    assert world.post().status_code == 200
+    assert world.sql("select how from claims") == [(waits,)]
+
+
 def test_a_setting_made_by_a_connect_listener_stays(world):
     with world.app.app_context():
         engine = world.db.engine
