@@ -6,29 +6,40 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from flask_idempotency import RequestInProgress, current_operation, idempotent
+from flask_idempotency import RequestInProgress, idempotent
 from flask_idempotency.core.errors import ConfigurationError
 from tests import sessions
-from tests.differential.harness import EQUAL, Either, Family, Refused
-from tests.differential.verdicts import NothingKept
-from tests.session.verdicts import SOUND_OR_FAILED, SOUND_OR_REFUSED, Named, Sound
+from tests.differential.harness import EQUAL, Either, Family, NothingKept, Refused
+from tests.session.cases import (
+    SOUND_OR_FAILED,
+    SOUND_OR_MISTAKEN,
+    SOUND_OR_REFUSED,
+    commits,
+    fails,
+    pays,
+    reads,
+    rejects,
+    rolls_back,
+    then,
+    writes,
+)
 from tests.sessions import Plain, present_session
 
 family = Family(events=False)
-REPLACEABLE = () if sessions.usual in {"lite", "plain"} else ("postgres",)
-"""For what sets ``db.session``: read-only in Flask-SQLAlchemy-Lite, and the extension is given a
-``scoped_session`` itself, so another one is a session of the view's own."""
-
-IS_FLASKS = sessions.usual == "flask-sqlalchemy"
 
 
-def pays(world):
-    world.pay(1)
-    world.commit()
+def insert(world):
+    return sa.insert(world.Audit.__table__).values(text="audited")
 
 
-def reads(world):
-    world.sql("select count(*) from account")
+def audits(find, session=lambda world: world.session):
+    """A row by a session that is given a bind."""
+    return lambda world: (
+        session(world).execute(
+            insert(world), bind_arguments={"bind": bind} if (bind := find(world)) else {}
+        )
+        and None
+    )
 
 
 # AUTOCOMMIT.
@@ -38,51 +49,13 @@ def writes_by_itself(world, _error=None):
     """A connection that commits each statement."""
     engine = world.engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        connection.execute(sa.insert(world.Audit.__table__).values(text="by itself"))
+        connection.execute(insert(world))
 
 
 def autocommit_at_connect(world):
     """The driver's connections commit each statement, which SQLAlchemy does not know."""
-
-    @sa.event.listens_for(world.engine, "connect")
-    def choose(driver, _record):
-        driver.autocommit = True
-
+    sa.event.listen(world.engine, "connect", lambda driver, _: setattr(driver, "autocommit", True))
     world.engine.dispose()
-
-
-for what, before in {"nothing": None, "a read": reads}.items():
-    family.add(
-        f"a connection that commits by itself, in the pool before, {what} before the view",
-        pays,
-        before=before,
-        prelude=writes_by_itself,
-    )
-    family.add(
-        f"a connection that commits by itself, in the pool after, {what} before the view",
-        pays,
-        before=before,
-        teardown=writes_by_itself,
-        pool=2,
-    )
-    family.add(
-        f"autocommit at connect, {what} before the view",
-        pays,
-        before=before,
-        setup=autocommit_at_connect,
-        expect=SOUND_OR_REFUSED,
-    )
-
-
-@pytest.mark.parametrize("level", ["AUTOCOMMIT", "autocommit"])
-@pytest.mark.parametrize("option", ["isolation_level", "execution_options"])
-def test_an_engine_that_commits_each_statement_is_refused_at_start(option, level, make_world):
-    given = {option: level} if option == "isolation_level" else {option: {"isolation_level": level}}
-    with pytest.raises(ConfigurationError, match="(?i)autocommit"):
-        make_world(SQLALCHEMY_ENGINE_OPTIONS=given)
-
-
-# Another session than the one that was joined, and binds that are given.
 
 
 def replaced(world):
@@ -90,25 +63,36 @@ def replaced(world):
     world.db.session = orm.scoped_session(orm.sessionmaker(bind=world.engine))
 
 
-def removes(world, error):
-    world.session.remove()
+REPLACEABLE = () if sessions.usual in {"lite", "plain"} else ("postgres",)
+"""Read-only in Flask-SQLAlchemy-Lite, and of the view's own where the extension is given a session."""
+
+ARRANGED = {
+    "a connection that commits by itself, in the pool before": {"prelude": writes_by_itself},
+    "a connection that commits by itself, in the pool after": {
+        "teardown": writes_by_itself,
+        "pool": 2,
+    },
+    "autocommit at connect": {"setup": autocommit_at_connect, "expect": SOUND_OR_REFUSED},
+    "db.session replaced after init_app": {
+        "setup": replaced,
+        "teardown": lambda world, _error: world.session.remove(),
+        "expect": SOUND_OR_MISTAKEN,
+        "stores": REPLACEABLE,
+    },
+}
+for what, options in ARRANGED.items():
+    for before in (None, reads):
+        family.add(f"{what}{', and a read' if before else ''}", pays, before=before, **options)
 
 
-for what, before in {"nothing": None, "a read": reads}.items():
-    family.add(
-        f"db.session replaced after init_app, {what} before",
-        pays,
-        before=before,
-        setup=replaced,
-        teardown=removes,
-        expect=Either((Sound(), Refused(), Named("ConfigurationError"))),
-        stores=REPLACEABLE,
-    )
+@pytest.mark.parametrize("options", [{}, {"execution_options": {}}], ids=["engine", "execution"])
+def test_an_engine_that_commits_each_statement_is_refused_at_start(options, make_world):
+    options.get("execution_options", options)["isolation_level"] = "autocommit"
+    with pytest.raises(ConfigurationError, match="(?i)autocommit"):
+        make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
 
 
-def audits(world, bind, session=None):
-    insert = sa.insert(world.Audit.__table__).values(text="audited")
-    (session or world.session).execute(insert, bind_arguments={"bind": bind} if bind else {})
+# Binds that are given, and other connections.
 
 
 def audits_by_itself(end):
@@ -116,31 +100,17 @@ def audits_by_itself(end):
 
     def view(world):
         with world.engine.begin() as connection:
-            audits(world, connection)
+            audits(lambda _: connection)(world)
             world.session.commit()
-        world.pay(1)
-        world.session.flush()
+        writes(world)
         return end(world)
 
     return view
 
 
-def fails(world):
-    raise OSError("as asked")
-
-
-def rejects(world):
-    world.session.rollback()
-    return {"error": "no"}, 409
-
-
-def commits(world):
-    world.commit()
-
-
-for end, status in ((commits, 201), (rejects, 409), (fails, 500)):
+for end, status in ((commits, 201), (then(rolls_back, rejects), 409), (fails, 500)):
     family.add(
-        f"an audit row on a connection that was given, and the view {end.__name__}",
+        f"an audit row on a connection that was given, and {status}",
         audits_by_itself(end),
         status=status,
         pool=2,
@@ -148,18 +118,35 @@ for end, status in ((commits, 201), (rejects, 409), (fails, 500)):
     )
 
 
-@family()
-def the_engine_given_as_a_bind(world):
-    audits(world, world.engine)
-    world.session.rollback()
-    audits(world, world.engine)
-    pays(world)
+def engine(world):
+    return world.engine
 
 
-@family(pool=2, expect=Refused("the engine"))
-def an_engine_that_isolates_otherwise_given_as_a_bind(world):
-    audits(world, world.engine.execution_options(isolation_level="SERIALIZABLE"))
-    pays(world)
+def strict_engine(world):
+    return world.engine.execution_options(isolation_level="SERIALIZABLE")
+
+
+def own(world):
+    return world.session.connection()
+
+
+def by_the_engine(world):
+    own_by_name = world.session.connection(bind_arguments={"bind": world.engine})
+    own_by_name.execute(insert(world))
+
+
+for what, audit in {
+    "the engine": audits(engine),
+    "the session's own connection": audits(own),
+    "the session's connection by the engine": by_the_engine,
+}.items():
+    family.add(f"{what} given as a bind", then(audit, rolls_back, audit, pays))
+family.add(
+    "an engine that isolates otherwise given as a bind",
+    then(audits(strict_engine), pays),
+    pool=2,
+    expect=Refused("the engine|connection of its own"),
+)
 
 
 def another_session_begins(world):
@@ -167,69 +154,32 @@ def another_session_begins(world):
     world.here["other"].execute(sa.text("select 1"))
 
 
-@family(
+family.add(
+    "another session that had begun before the view",
+    then(audits(lambda _: None, lambda world: world.here["other"]), pays),
     before=another_session_begins,
     teardown=lambda world, _error: world.here["other"].close(),
     pool=2,
     expect=Refused("connection of its own"),
 )
-def another_session_that_had_begun_before_the_view(world):
-    audits(world, None, world.here["other"])
-    world.here["other"].commit()
-    pays(world)
-
-
-@family()
-def the_sessions_own_connection_given_as_a_bind(world):
-    audits(world, world.session.connection())
-    world.session.rollback()
-    audits(world, world.session.connection())
-    pays(world)
-
-
-@family()
-def the_sessions_connection_by_the_engine(world):
-    """The engine is named, and means the operation's connection."""
-
-    def writes():
-        world.session.connection(bind_arguments={"bind": world.engine}).exec_driver_sql(
-            "insert into audit (text) values ('by the engine')"
-        )
-
-    writes()
-    world.session.rollback()
-    writes()
-    pays(world)
-
-
-@family(expect=SOUND_OR_FAILED)
-def a_connection_of_what_get_bind_returns(world):
-    with world.session.get_bind().connect() as connection:
-        world.note(connection.scalar(sa.text("select count(*) from account")))
-    pays(world)
 
 
 @family(expect=SOUND_OR_FAILED, pool=2)
 def a_transaction_of_what_get_bind_returns(world):
-    world.pay(1)
-    world.session.flush()
+    writes(world)
     with world.session.get_bind().begin() as connection:
-        connection.execute(sa.insert(world.Audit.__table__).values(text="audited"))
-    world.session.rollback()
-    pays(world)
+        connection.execute(insert(world))
+    then(rolls_back, pays)(world)
 
 
 # Sessions of another class on the operation's connection, which is in a savepoint of the session's: by
 # default theirs is one inside. Where without us they would end the session's transaction, they do not.
 
-on_the_connection = Family(events=False, status=None)
-
 
 def works_beside(mode, end):
     def view(world):
-        world.pay(1)
-        world.session.flush()
-        with orm.Session(bind=world.session.connection(), **mode) as inner:
+        writes(world)
+        with orm.Session(bind=own(world), **mode) as inner:
             inner.add(world.Payment(amount=2))
             inner.flush()
             end(inner)
@@ -246,21 +196,13 @@ def audits_in_flushes(world):
             inner.commit()
 
 
-for mode in ({}, *({"join_transaction_mode": each} for each in ("rollback_only", "create_savepoint"))):
+beside = {"status": None, "expect": Either((EQUAL, NothingKept(500)))}
+for mode in ("rollback_only", "create_savepoint"):
     for end in (bool, orm.Session.commit, orm.Session.rollback):
-        if mode or end is orm.Session.commit:
-            on_the_connection.add(
-                f"{mode or 'a session'} that ends by {end.__name__}",
-                works_beside(mode, end),
-                expect=Either((EQUAL, NothingKept(500))),
-            )
-on_the_connection.add("a session in a mapper's listener", pays, setup=audits_in_flushes)
-
-
-@on_the_connection.in_every_store()
-def test_another_session_on_the_connection_does_as_without_us(hold, case, store):
-    hold(case, store)
-
+        view = works_beside({"join_transaction_mode": mode}, end)
+        family.add(f"a session of {mode} that ends by {end.__name__}", view, **beside)
+family.add("a session that commits", works_beside({}, orm.Session.commit), **beside)
+family.add("a session in a mapper's listener", pays, setup=audits_in_flushes)
 
 # What is left on a session that lives on.
 
@@ -279,25 +221,18 @@ def is_as_it_was(world):
     kept.commit()
     with world.engine.connect() as connection:
         outer = connection.begin()
-        audits(world, connection, kept)
+        audits(lambda _: connection, lambda _: kept)(world)
         kept.rollback()
         world.note(outer.is_active)
     kept.close()
 
 
-for end, status in ((pays, 201), (rejects, 409), (fails, 500)):
-    family.add(
-        f"a session that lives on, and the view {end.__name__}",
-        lambda world, end=end: keeps_the_session(world) or end(world),
-        before=is_as_it_was,
-        status=status,
-    )
-    family.add(
-        f"a session that lives on, taken before the view that {end.__name__}",
-        end,
-        before=lambda world: is_as_it_was(world) or keeps_the_session(world) or reads(world),
-        status=status,
-    )
+for end, status in ((pays, 201), (then(rolls_back, rejects), 409), (fails, 500)):
+    for when, before, view in (
+        ("in the view", is_as_it_was, then(keeps_the_session, end)),
+        ("before it", then(is_as_it_was, keeps_the_session, reads), end),
+    ):
+        family.add(f"a session kept {when} that ends with {status}", view, before=before, status=status)
 
 
 @family.in_every_store()
@@ -305,12 +240,9 @@ def test_sessions_and_engines_are_as_without_us(hold, case, store):
     hold(case, store)
 
 
-# Who holds the lock: what an earlier lock in the same transaction left says nothing.
-
-
 @pytest.mark.parametrize("store", ["postgres", "hybrid"], indirect=True)
 def test_a_lock_is_not_taken_for_another_ones(world):
-    """A view without protection of its own runs jobs by their keys, all in its session."""
+    """What an earlier lock in the same transaction left says nothing: here are three jobs in one."""
     runs, broken, session = [], {"busy"}, sessions.proxy_of(world.db)
 
     def job(key):
@@ -346,18 +278,16 @@ def test_a_lock_is_not_taken_for_another_ones(world):
 
 
 def test_a_session_of_two_phases_is_refused(world):
-    session = sessions.proxy_of(world.db)
-
-    @world.app.post("/two-phases")
+    @world.app.post("/payments")
     @idempotent
     def two_phases():
-        present_session(world.db).twophase = True
+        session = present_session(world.db)
+        session.twophase = True
         session.add(world.Payment(amount=5))
         session.commit()
         return {}, 201
 
-    assert world.post("/two-phases").status_code == 500
-    assert world.sql("select count(*) from payment") == [(0,)]
+    assert (world.post().status_code, world.count()) == (500, 0)
     world.assert_clean()
 
 
@@ -388,20 +318,11 @@ def test_two_operations_in_a_tests_transaction_are_two(tested, add_view):
     assert tested.post(key="a", json={"amount": 6}).status_code == 422
 
 
-def test_a_duplicate_that_the_view_sends_itself_fails_with_it(tested):
-    runs, inner = [], []
-
-    @tested.app.post("/payments")
-    @idempotent
-    def pay():
-        runs.append(current_operation.attempt)
-        tested.db.session.add(tested.Payment(amount=5))
-        tested.db.session.flush()
-        if len(runs) == 1:
-            inner.append(tested.post(key="a").status_code)
-        tested.db.session.commit()
-        return {}, 201
-
+def test_a_duplicate_that_the_view_sends_itself_fails_with_it(tested, add_view):
+    inner = []
+    runs = add_view(
+        tested, during=lambda: len(runs) == 1 and inner.append(tested.post(key="a").status_code)
+    )
     assert tested.post(key="a").status_code == 500
     assert (runs, inner, tested.seen()) == ([1], [500], 0)
     assert tested.post(key="a").status_code == 201
@@ -418,19 +339,8 @@ def test_a_duplicate_in_another_thread_meets_the_first(tested, add_view, gate, b
     assert (runs, tested.seen()) == ([1], 1)
 
 
-def test_the_claim_is_outside_of_what_a_failing_view_undoes(tested):
+def test_the_claim_is_outside_of_what_a_failing_view_undoes(tested, add_view):
     """The second attempt knows that it is one."""
-    attempts = []
-
-    @tested.app.post("/payments")
-    @idempotent
-    def pay():
-        attempts.append(current_operation.attempt)
-        tested.db.session.add(tested.Payment(amount=5))
-        tested.db.session.commit()
-        if len(attempts) == 1:
-            raise OSError("as asked")
-        return {}, 201
-
+    runs = add_view(tested, during=lambda: 1 / (len(runs) - 1))
     assert [tested.post(key="a").status_code for _ in range(3)] == [500, 201, 201]
-    assert (attempts, tested.seen()) == ([1, 2], 1)
+    assert (runs, tested.seen()) == ([1, 2], 1)

@@ -1,0 +1,112 @@
+"""Verdicts of this room beside those of the differential suite, and what many of its views do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.differential.harness import Either, Equal, NothingKept, Outcome, Refused
+
+
+@dataclass(frozen=True)
+class Sound(Equal):
+    """Equal, and no row is committed by a request that failed, as it may be without us."""
+
+    def problems(self, outcome: Outcome) -> list[str]:
+        found, rows = super().problems(outcome), outcome.protected.rows
+        for step in outcome.protected.steps:
+            if (step.reply.status or 500) >= 500 and step.rows != rows:
+                found.append(f"{step.label}: failed, but there are {step.rows} after {rows}")
+            rows = step.rows
+        return found
+
+
+@dataclass(frozen=True)
+class Named:
+    """Every request is a 500 by this error, and nothing is committed."""
+
+    error: str
+
+    def problems(self, outcome: Outcome) -> list[str]:
+        errors = [[error.name for error in step.reply.errors] for step in outcome.protected.steps]
+        return [
+            *NothingKept(500).problems(outcome),
+            *(f"{names}, not {self.error}" for names in errors if self.error not in names),
+        ]
+
+
+SOUND_OR_REFUSED = Either((Sound(), Refused(), NothingKept()))
+"""Also where the view fails without us, too: by whatever name, and with nothing committed."""
+SOUND_OR_FAILED = Either((Sound(), Refused(), NothingKept(500)))
+"""Where the driver refuses for us: its error has no name of ours, and nothing is committed."""
+SOUND_OR_MISTAKEN = Either((Sound(), Refused(), Named("ConfigurationError")))
+ISOLATION = Refused("(?i)isolation|repeatable read|serializable")
+
+
+def then(*parts):
+    """A view, or what comes before one, of several parts: the last one responds."""
+
+    def run(world):
+        result = None
+        for part in parts:
+            result = part(world)
+        return result
+
+    return run
+
+
+def sends(*statements):
+    def send(world):
+        for statement in statements:
+            world.sql(statement)
+
+    return send
+
+
+def asks(statement):
+    return lambda world: world.note(world.sql(statement))
+
+
+def writes(world, amount=3):
+    """A payment that nobody has committed."""
+    world.pay(amount)
+    world.session.flush()
+
+
+def commits(world):
+    world.commit()
+
+
+def pays(world):
+    world.pay(1)
+    world.commit()
+
+
+def rolls_back(world):
+    world.session.rollback()
+
+
+def fails(_world):
+    raise OSError("as asked")
+
+
+def rejects(_world):
+    return {"error": "no"}, 409
+
+
+def fails_nested(world):
+    with world.catching(), world.session.begin_nested():
+        world.sql("select 1 / 0")
+
+
+reads = sends("select count(*) from account")
+
+
+def strict_by_database(level):
+    def setup(world):
+        world.admin_run(
+            "do $$ begin execute format('alter database %I set default_transaction_isolation ="
+            f" ''{level}''', current_database()); end $$"
+        )
+        world.engine.dispose()
+
+    return setup
