@@ -7,6 +7,8 @@ the file ``CHARGES``.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
-from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency import Idempotency, RequestInProgress, current_operation, idempotent
 from servers import plain_dsn
+from tests.waiting import wait_until
 
 db = SQLAlchemy()
 idempotency = Idempotency()
@@ -92,15 +95,50 @@ def order() -> Any:
     return {"attempt": job(*asked())}, 201
 
 
+JOBS = {"job": (job, {"atomic": False, "on_interrupted": "retry"}), "atomic_job": (atomic_job, {})}
+CALLS = *JOBS, "atomic", "leased"
+
+
+def call(app: Flask, name: str, seconds: float = 0, key: str = "order-1") -> int:
+    """Do one booking in a job or a view; its attempt."""
+    if name in JOBS:
+        function, options = JOBS[name]
+        with app.app_context():
+            return idempotency.run(key, function, seconds, scope=None, name=name, **options)
+    headers = {"Idempotency-Key": key, "X-Seconds": str(seconds)}
+    response = app.test_client().post(f"/{name}", headers=headers)
+    if response.status_code == 409:
+        raise RequestInProgress
+    assert response.status_code == 201, response.text
+    return int(response.json["attempt"])
+
+
+def cut_off_and_retried(app: Flask, name: str, cut_off: Callable[[], object]) -> dict[str, int]:
+    """What a call leaves that is cut off inside its statement, and what its retries come to."""
+    before = done()
+    cut_off()
+    left, told = done()["payments"] - before["payments"], []
+
+    def is_done() -> bool:
+        try:
+            told.append(call(app, name))
+        except RequestInProgress:  # the server has not noticed that nobody waits for the statement
+            return False
+        return True
+
+    wait_until(is_done, "the retry has a result")
+    made = {what: number - before[what] for what, number in done().items()}
+    assert call(app, name) == told[0], "the stored result"
+    assert app.test_client().post("/plain").status_code == 201
+    return {"left": left, "attempt": told[0], **made}
+
+
 def select(statement: str) -> list[Any]:
     """Ask the shop's database, beside the shop."""
     connection = psycopg2.connect(plain_dsn(os.environ["DATABASE_URL"]))
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return [value for (value,) in cursor.fetchall()]
-    finally:
-        connection.close()
+    with closing(connection), connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        return [value for (value,) in cursor.fetchall()]
 
 
 def done() -> dict[str, int]:

@@ -35,14 +35,8 @@ def test_the_time_out_of_gunicorn(database, monkeypatch, kind, sleep):
         with suppress(OSError, http.client.HTTPException):  # no response at all is as good
             assert post(**{"X-Seconds": str(seconds), "X-Times": str(times)}).status == 500
         assert shop.done() == {"payments": 0, "charges": int(kind == "leased")}
-
         told: list[Any] = []
-
-        def is_done() -> bool:
-            told.append(post())
-            return told[-1].status != 409
-
-        wait_until(is_done, "the retry has a response")
+        wait_until(lambda: told.append(post()) or told[-1].status != 409, "the retry has a response")
         retry, again = told[-1], post()
         assert (retry.status, json.loads(retry.body)) == (201, {"attempt": 2})
         assert (again.headers["Idempotent-Replayed"], again.body) == ("true", retry.body)

@@ -20,19 +20,19 @@ import pytest
 import sqlalchemy as sa
 
 import flask_idempotency
-from flask_idempotency import current_operation, idempotent
-from tests.drivers import EACH
+from flask_idempotency import RequestInProgress
+from tests.exits import shop
 
 OURS = str(Path(flask_idempotency.__file__).parent)
 STRIDE = 5
-ENOUGH = 5  # each takes its time
 UNHEARD = ("try:", "with ")
 """Lines where a tracer is called and no signal is heard: what is raised at a ``try:``, or at a ``with``
 whose block has ended, passes the end of the ``with`` around it, or its own."""
-END_LEASES = """
+END_LEASES = sa.text("""
     update idempotency_record set lease_expires_at = now()
-    where key in (select key from idempotency_record for update skip locked)
-"""
+    where key in (select key from idempotency_record for update skip locked) returning 1
+""")
+COUNT = sa.select(sa.func.count()).select_from(shop.Payment)
 
 
 class TimedOut(BaseException):
@@ -81,43 +81,6 @@ def interrupted(call: Callable[[], Any], at: int) -> tuple[str, bool] | None:
 
 
 @pytest.fixture
-def world(make_world: Callable[..., Any]) -> Any:
-    """A protected view, a leased one and a plain one; one connection is all that there is."""
-    pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool, PROPAGATE_EXCEPTIONS=False)
-
-    def write(note: str | None = None) -> None:
-        world.db.session.add(world.Payment(amount=5, note=note))
-        world.db.session.commit()
-
-    def pay() -> Any:
-        write(current_operation.key)
-        return {}, 201
-
-    def order() -> Any:
-        current_operation.step("write", write, current_operation.key, atomic=True)
-        return {}, 201
-
-    def plain() -> Any:
-        write()
-        return {}, 201
-
-    leased = idempotent(atomic=False, on_interrupted="retry")
-    for name, view in {"atomic": idempotent(pay), "leased": leased(order), "plain": plain}.items():
-        world.app.add_url_rule(f"/{name}", name, view, methods=["POST"])
-    return world
-
-
-@pytest.fixture
-def outside(world: Any) -> Iterator[Any]:
-    """A connection beside the application's only one."""
-    engine = sa.create_engine(world.app.config["SQLALCHEMY_DATABASE_URI"], isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        yield connection
-    engine.dispose()
-
-
-@pytest.fixture
 def new_garbage_only() -> Iterator[None]:
     """A collection looks at what was made since: after thousands of tests each would take a second.
 
@@ -131,28 +94,24 @@ def new_garbage_only() -> Iterator[None]:
     gc.unfreeze()
 
 
-@EACH
 @pytest.mark.usefixtures("new_garbage_only")
 @pytest.mark.timeout(180)  # a driver may wait for ever for a reply that was taken
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
 @pytest.mark.parametrize(("kind", "start"), [("atomic", 3), ("leased", 5)])
-def test_a_plain_request_and_a_retry_work_after_a_time_out_at_any_line(world, outside, kind, start):
-    rows = sa.text("select count(*) from payment where note = :key")
-    path, at, spoilt = f"/{kind}", start, []
-    assert world.post(path, "warm").status_code == 201
-    while len(spoilt) < ENOUGH and (
-        found := interrupted(partial(world.post, path, key := f"key-{at}"), at)
-    ):
-        plain, retry = world.post("/plain").status_code, world.post(path, key).status_code
-        if retry == 409 and kind == "leased":  # the error may come where the lease would be ended
-            outside.execute(sa.text(END_LEASES))
-            retry = world.post(path, key).status_code
-        told = (*found, plain, retry, outside.scalar(rows, {"key": key}))
-        if told[1:] != (True, 201, 201, 1):
-            spoilt.append(told)
-            with world.app.app_context():
-                world.db.engine.dispose()  # the next one has a new connection
-        at += STRIDE
-    assert not spoilt, "\n".join(map(str, spoilt))
+def test_a_plain_request_and_a_retry_work_after_a_time_out_at_any_line(shop_app, kind, start):
+    def execute(statement: Any) -> Any:
+        with shop_app.app_context(), shop.db.engine.begin() as connection:  # the only one in the pool
+            return connection.scalar(statement)
+
+    post, at, payments = partial(shop.call, shop_app, kind), start, 1
+    post(key="warm")
+    while found := interrupted(partial(post, key=(key := f"key-{at}")), at):
+        assert shop_app.test_client().post("/plain").status_code == 201, found
+        try:
+            post(key=key)
+        except RequestInProgress:  # the error may come where the lease would be ended
+            assert kind == "leased", found
+            execute(END_LEASES)
+            post(key=key)
+        at, payments = at + STRIDE, payments + 2
+        assert (found[1], execute(COUNT)) == (True, payments), found
     assert at > start + 50 * STRIDE, "few lines of ours were met"
-    world.assert_clean()

@@ -36,13 +36,9 @@ class Shop:
     def add(self, **views):
         """Register each view for POST at its name."""
         responses = {"default": {"description": "any", "content": {"application/json": {}}}}
-        operations = {name: {"operationId": name, "responses": responses} for name in views}
-        document = {
-            "openapi": "3.0.3",
-            "info": {"title": "shop", "version": "1"},
-            "paths": {f"/{name}": {"post": operation} for name, operation in operations.items()},
-        }
-        self.application.add_api(document, resolver=Resolver(views.__getitem__))
+        paths = {f"/{name}": {"post": {"operationId": name, "responses": responses}} for name in views}
+        about = {"openapi": "3.0.3", "info": {"title": "shop", "version": "1"}}
+        self.application.add_api({**about, "paths": paths}, resolver=Resolver(views.__getitem__))
 
     def post(self, name):
         """Status, headers and content as compared, and whether it is a replay."""
@@ -99,15 +95,11 @@ def shop(make_shop):
 
 @pytest.mark.parametrize("wrap", [idempotent, idempotent(atomic=False), None])
 def test_with_the_handlers_of_the_page_it_is_stored_with_the_commit(bare, shop, wrap):
-    ends = (
-        {f"error{status}": end for status, end in ERRORS.items()} if wrap else {"pay": lambda: "paid"}
-    )
+    ends = {f"error{status}": end for status, end in ERRORS.items()}
     bare.add(**ends)
-    if wrap:
-        ends["rejected"] = lambda: abort(flask.make_response({"pay": "more"}, 402))
-        shop.add(**{name: wrap(shop.paying(end)) for name, end in ends.items()})
-    else:
-        shop.add(pay=shop.paying(ends["pay"]))
+    ends["rejected"] = lambda: abort(flask.make_response({"pay": "more"}, 402))
+    shop.add(**{name: (wrap or (lambda view: view))(shop.paying(end)) for name, end in ends.items()})
+    if wrap is None:
         shop.world.idempotency.protect(shop.app)
     for name in ends:
         (first, is_first_replay), (again, is_replay) = shop.post(name), shop.post(name)
@@ -121,15 +113,14 @@ def test_with_the_handlers_of_the_page_it_is_stored_with_the_commit(bare, shop, 
 
 @pytest.mark.parametrize("status", ERRORS)
 def test_without_them_a_commit_is_not_rolled_back_in_silence(bare, status, caplog):
-    bare.add(
-        plain=ERRORS[status],
-        **{f"pay{status}": idempotent(bare.paying(ERRORS[status])), "read": idempotent(ERRORS[status])},
-    )
+    does = ERRORS[status]
+    pay = f"pay{status}"  # each view is warned of once
+    bare.add(**{"plain": does, pay: idempotent(bare.paying(does)), "read": idempotent(does)})
     expected = bare.post("plain")[0], False
     assert [bare.post("read") for _ in range(2)] == [expected] * 2
     assert "committed" not in caplog.text
-    assert [bare.post(f"pay{status}") for _ in range(2)] == [expected] * 2
-    undone = f"the view of /.pay{status} committed changes and raised an error whose response"
+    assert [bare.post(pay) for _ in range(2)] == [expected] * 2
+    undone = f"the view of /.{pay} committed changes and raised an error whose response"
     assert caplog.text.count(undone) == 1
     assert bare.world.count() == 0
 

@@ -1,11 +1,10 @@
-"""``Idempotency.run`` and ``after_commit``: the same guarantee outside of requests.
+"""``Idempotency.run``: the same guarantee outside of requests.
 
 In a queue's worker, too, whose exceptions say more than that a job failed.
 """
 
 import asyncio
 import functools
-import threading
 import types
 from functools import partial
 
@@ -13,14 +12,13 @@ import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
 from flask_sqlalchemy import SQLAlchemy
-from rq.timeouts import JobTimeoutException, UnixSignalDeathPenalty
+from rq.timeouts import JobTimeoutException
 
 from flask_idempotency import (
     ConfigurationError,
     IdempotencyError,
     KeyMalformed,
     KeyReused,
-    NotAtomic,
     OperationFailed,
     OperationInterrupted,
     Retryable,
@@ -29,8 +27,9 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
-from flask_idempotency.core.errors import RecordBroken, StepError
-from tests.conftest import PATIENCE_SECONDS
+from flask_idempotency.core.errors import RecordBroken
+
+KINDS = pytest.mark.parametrize("atomic", [True, False])
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def pay(world):
 
 @pytest.fixture
 def run(world):
-    return functools.partial(world.idempotency.run, name="pay", scope="alice")
+    return partial(world.idempotency.run, name="pay", scope="alice")
 
 
 def test_it_runs_once_and_gives_the_same_result(world, run, pay):
@@ -80,22 +79,19 @@ def test_what_raises_or_is_no_json_is_rolled_back_and_may_run_again(world, run, 
 
 
 @pytest.mark.parametrize("expires", [True, False], ids=["expires", "stays"])
-@pytest.mark.parametrize("how", ["flush", "commit"])
-def test_what_is_rolled_back_is_not_remembered_by_the_next_job(make_world, expires, how):
+def test_what_is_rolled_back_is_not_remembered_by_the_next_job(make_world, expires):
     world = make_world(db=SQLAlchemy(session_options={"expire_on_commit": expires}))
 
     def spend(fails):
         account.amount -= 10
-        getattr(world.db.session, how)()
-        if fails:
-            raise LookupError
         world.db.session.commit()
+        return {}["x"] if fails else None
 
     with world.app.app_context():
         account = world.Payment(id=1, amount=100)
         world.db.session.add(account)
         world.db.session.commit()
-        run = functools.partial(world.idempotency.run, name="spend", scope=None)
+        run = partial(world.idempotency.run, name="spend", scope=None)
         with pytest.raises(LookupError):
             run("a", spend, True)
         run("b", spend, False)
@@ -111,27 +107,17 @@ def test_another_payload_is_another_request(run, pay):
     assert pay.runs == 1
 
 
-def test_an_interrupted_one_is_held_or_found_out(run):
+def test_what_became_of_an_interrupted_one_may_be_found_out_or_stay_unknown(run):
     def dies():
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if current_operation.attempt == 1 else OperationInterrupted("silent")
 
+    run = partial(run, "key", dies, atomic=False)
     with pytest.raises(KeyboardInterrupt):
-        run("key", dies, atomic=False)
-    with pytest.raises(OperationInterrupted):
-        run("key", dies, atomic=False)
-    found = run("key", dies, atomic=False, on_interrupted=lambda _operation: {"found": True})
-    assert found == run("key", dies, atomic=False) == {"found": True}
-
-
-def test_who_does_not_know_the_outcome_is_delivered_again(run):
-    def charge():
-        if current_operation.attempt == 1:
-            raise OperationInterrupted("The provider is silent.")
-        return "charged"
-
+        run()
     with pytest.raises(Retryable, match="The outcome is not known yet"):
-        run("key", charge, atomic=False, on_interrupted="retry")
-    assert run("key", charge, atomic=False, on_interrupted="retry") == "charged"
+        run(on_interrupted="retry")
+    found = run(on_interrupted=lambda _operation: {"found": True})
+    assert found == run() == {"found": True}
 
 
 def named():
@@ -168,34 +154,32 @@ def test_a_function_has_one_name_however_it_is_reached(world):
     assert [r.name for r in world.records()] == [f"{__name__}.{name}" for name in reached]
 
 
-@pytest.mark.parametrize(
-    "module", ["__main__", "__mp_main__", "<run_path>", None, "a lambda", "a partial"]
-)
-def test_a_function_whose_name_depends_on_the_process_needs_a_name(world, module):
+def test_a_function_whose_name_depends_on_the_process_needs_a_name(world):
     """The script defines it as __main__.pay; a worker that imports the script knows it as shop.pay."""
-    pay = types.FunctionType(named.__code__, {} if module is None else {"__name__": module})
-    pay = {"a lambda": lambda: 1, "a partial": functools.partial(named)}.get(module, pay)
-    with pytest.raises(ConfigurationError, match="name="):
-        world.idempotency.run("key", pay, scope=None)
-    assert world.idempotency.run("key", pay, scope=None, name="pay") == 1
+    modules = [{"__name__": name} for name in ("__main__", "__mp_main__", "<run_path>")]
+    nameless = [types.FunctionType(named.__code__, each) for each in (*modules, {})]
+    for pay in *nameless, lambda: 1, partial(named):
+        with pytest.raises(ConfigurationError, match="name="):
+            world.idempotency.run("key", pay, scope=None)
+        assert world.idempotency.run("key", pay, scope=None, name="pay") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        ({"scope": ...}, ConfigurationError, "needs scope="),
-        ({"scope": ""}, ScopeUnknown, "a known account"),
-        ({"required": False}, ConfigurationError, "required is not an option; there are: ttl"),
-        ({"payload": object()}, ConfigurationError, "payload"),
-        ({"lease": 5}, ConfigurationError, "atomic=False"),
-        ({"function": coroutine}, ConfigurationError, "async def"),
-        *(({"key": key}, KeyMalformed, "not a string") for key in ("", None, 5)),
-    ],
-)
-def test_wrong_arguments_are_named(world, arguments, error, said):
-    arguments = {"key": "key", "function": named, "scope": "alice", **arguments}
-    with pytest.raises(error, match=said):
-        world.idempotency.run(arguments.pop("key"), arguments.pop("function"), **arguments)
+WRONG = [
+    ({"scope": ...}, ConfigurationError, "needs scope="),
+    ({"scope": ""}, ScopeUnknown, "a known account"),
+    ({"required": False}, ConfigurationError, "required is not an option; there are: ttl"),
+    ({"payload": object()}, ConfigurationError, "payload"),
+    ({"lease": 5}, ConfigurationError, "atomic=False"),
+    ({"function": coroutine}, ConfigurationError, "async def"),
+    *(({"key": key}, KeyMalformed, "not a string") for key in ("", None, 5)),
+]
+
+
+def test_wrong_arguments_are_named(world):
+    for wrong, error, said in WRONG:
+        arguments = {"key": "key", "function": named, "scope": "alice", **wrong}
+        with pytest.raises(error, match=said):
+            world.idempotency.run(arguments.pop("key"), arguments.pop("function"), **arguments)
     assert world.records() == []
 
 
@@ -224,7 +208,7 @@ def test_a_view_that_calls_it_is_no_replay_and_no_rejection(app, world, run, pay
     assert pay.runs == 1
 
 
-@pytest.mark.parametrize("atomic", [True, False])
+@KINDS
 def test_it_is_no_part_of_an_operation(app, world, run, pay, atomic):
     @app.post("/payments")
     @idempotent(atomic=atomic)
@@ -237,19 +221,35 @@ def test_it_is_no_part_of_an_operation(app, world, run, pay, atomic):
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000 + b"]" * 200_000, b"1" * 5000, b"\xff", b""])
-@pytest.mark.parametrize("status", [200, 500, 99])
-def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, heard, body, status):
+def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, heard, body):
     run("key-1", pay)
-    heard.clear()
-    world.sql("update idempotency_record set body = :body, status = :status", body=body, status=status)
-    with pytest.raises(RecordBroken):
-        run("key-1", pay)
-    if status == 99:
-        assert [event.problem for _, event in heard] == ["record-unreadable"]
-    world.sql("update idempotency_record set body = :body, status = 500", body=b"[]")
-    with pytest.raises(OperationFailed):
-        run("key-1", pay)
+    for status, written, error in (
+        *((status, body, RecordBroken) for status in (200, 500, 99)),
+        (500, b"[]", OperationFailed),
+    ):
+        heard.clear()
+        world.sql("update idempotency_record set body = :body, status = :st", body=written, st=status)
+        with pytest.raises(error):
+            run("key-1", pay)
+        if status == 99:
+            assert [event.problem for _, event in heard] == ["record-unreadable"]
     assert pay.runs == 1
+
+
+@KINDS
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_was_asked_for_after_the_commit_follows_a_success_alone(world, run, pay, atomic, fails):
+    seen = []
+
+    def job():
+        pay()
+        after_commit(lambda: seen.append(world.records()[0].state))
+        return {}["x"] if fails else None
+
+    for _ in range(2):
+        with pytest.raises((LookupError, OperationFailed)) if fails else world.app.app_context():
+            run("key", job, atomic=atomic)
+    assert seen == ([] if fails else ["completed"])
 
 
 def of(module, name, base=Exception, **attributes):
@@ -258,156 +258,62 @@ def of(module, name, base=Exception, **attributes):
 
 
 Interrupt = of("dramatiq.threading", "Interrupt", BaseException)
-
-INTERRUPTS = [
-    SoftTimeLimitExceeded(),
-    JobTimeoutException(),
-    of("rq.exceptions", "ShutDownImminentException")(),
-    of("dramatiq.middleware.time_limit", "TimeLimitExceeded", Interrupt)(),
-    of("dramatiq.middleware.shutdown", "Shutdown", Interrupt)(),
-    of("huey.exceptions", "TaskTimeout")(),
-    asyncio.CancelledError(),
-    SystemExit(),
-    KeyboardInterrupt(),
-]
-"""What stops a function in its middle: nobody knows whether its effect happened."""
-
-RELEASES = [
-    Retry(),
-    Reject(requeue=True),
-    of("dramatiq.errors", "Retry")(),
-    of("huey.exceptions", "RetryTask")(),
-    of("huey.exceptions", "CancelExecution", retry=True)(),
-    of("arq.worker", "Retry", RuntimeError)(),
-]
-"""What a function raises that asks to be run again."""
-
-FAILS = [
-    LookupError("secret"),
-    Ignore(),
-    Reject(requeue=False),
-    of("huey.exceptions", "CancelExecution", retry=None)(),
-    of("shop.errors", "Retry")(),
-]
+ENDS = {
+    # What stops a function in its middle: nobody knows whether its effect happened.
+    "held": [
+        SoftTimeLimitExceeded(),
+        JobTimeoutException(),
+        of("rq.exceptions", "ShutDownImminentException")(),
+        of("dramatiq.middleware.time_limit", "TimeLimitExceeded", Interrupt)(),
+        of("huey.exceptions", "TaskTimeout")(),
+        asyncio.CancelledError(),
+        SystemExit(),
+        KeyboardInterrupt(),
+    ],
+    # What a function raises that asks to be run again.
+    "free": [
+        Retry(),
+        Reject(requeue=True),
+        of("dramatiq.errors", "Retry")(),
+        of("huey.exceptions", "RetryTask")(),
+        of("huey.exceptions", "CancelExecution", retry=True)(),
+        of("arq.worker", "Retry", RuntimeError)(),
+    ],
+    "failed": [
+        LookupError("secret"),
+        Ignore(),
+        Reject(requeue=False),
+        of("huey.exceptions", "CancelExecution", retry=None)(),
+        of("shop.errors", "Retry")(),
+    ],
+}
 
 
-class TestInQueues:
-    @pytest.fixture
-    def run(self, world):
-        return functools.partial(world.idempotency.run, "key", name="job", scope=None, atomic=False)
+def job(calls, error):
+    """Two steps, with ``error`` between them in the first attempt."""
+    current_operation.step("first", calls.append, "first")
+    if current_operation.attempt == 1 and error is not None:
+        raise error
+    current_operation.step("second", calls.append, "second")
+    return current_operation.attempt
 
-    @staticmethod
-    def job(calls, error):
-        """Two steps, with ``error`` between them in the first attempt."""
-        current_operation.step("first", calls.append, "first")
-        if current_operation.attempt == 1 and error is not None:
-            raise error
-        current_operation.step("second", calls.append, "second")
-        return current_operation.attempt
 
-    @pytest.mark.parametrize(
-        ("error", "end"),
-        [(error, end) for end, every in
-         {"held": INTERRUPTS, "free": RELEASES, "failed": FAILS}.items() for error in every],
-        ids=lambda value: value if isinstance(value, str) else type(value).__qualname__,
-    )  # fmt: skip
-    def test_what_a_function_raises_holds_it_frees_it_or_is_stored(self, run, error, end):
-        calls = []
-        with pytest.raises(type(error)):
-            run(self.job, calls, error)
-        if end == "failed":
-            with pytest.raises(OperationFailed, match=f"failed with {type(error).__name__}") as told:
-                run(self.job, calls, error)
-            assert "secret" not in str(told.value)
-            assert calls == ["first"]
-            return
-        if end == "held":
-            with pytest.raises(OperationInterrupted):
-                run(self.job, calls, error)
-        retry = {"on_interrupted": "retry"} if end == "held" else {}
-        assert run(self.job, calls, error, **retry) == 2
-        assert calls == ["first", "second"]
-
-    def test_a_job_that_runs_out_of_time_is_interrupted_where_it_stands(self, run):
-        def slow():
-            current_operation.step("charge", calls.append, 1)
-            threading.Event().wait(PATIENCE_SECONDS)
-
-        calls = []
-        with pytest.raises(JobTimeoutException), UnixSignalDeathPenalty(1, JobTimeoutException):
-            run(slow)
+@pytest.mark.parametrize(
+    ("error", "end"), [(error, end) for end, errors in ENDS.items() for error in errors], ids=str
+)
+def test_what_a_function_raises_in_a_queue_holds_it_frees_it_or_is_stored(run, error, end):
+    calls, run = [], partial(run, "key", job, atomic=False)
+    with pytest.raises(type(error)):
+        run(calls, error)
+    if end == "failed":
+        with pytest.raises(OperationFailed, match=f"failed with {type(error).__name__}") as told:
+            run(calls, error)
+        assert "secret" not in str(told.value)
+        assert calls == ["first"]
+        return
+    if end == "held":
         with pytest.raises(OperationInterrupted):
-            run(slow)
-        assert run(self.job, calls, None, on_interrupted="retry") == 2
-        assert calls == [1, "first", "second"]
-
-    @pytest.mark.parametrize("error", [INTERRUPTS[0], INTERRUPTS[-1], RELEASES[0]], ids=type)
-    def test_in_an_atomic_operation_everything_is_rolled_back(self, world, run, pay, error):
-        def function():
-            pay()
-            if current_operation.attempt == 1:
-                raise error
-            return "paid"
-
-        with pytest.raises(type(error)):
-            run(function, atomic=True)
-        assert world.count() == 0
-        assert run(function, atomic=True) == "paid"
-
-
-class TestAfterCommit:
-    """``after_commit``."""
-
-    @pytest.mark.parametrize("atomic", [True, False])
-    @pytest.mark.parametrize("fails", [True, False])
-    def test_it_runs_once_after_the_commit(self, app, world, atomic, fails, caplog):
-        """Not if the view raises."""
-        seen = []
-
-        @app.post("/payments")
-        @idempotent(atomic=atomic)
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            after_commit(lambda: seen.append((world.count(), world.records()[0].state)))
-            after_commit(lambda: 1 / 0)
-            if not atomic:
-                current_operation.step("a", after_commit, partial(seen.append, "in a step"))
-            after_commit(partial(seen.append, "last"))
-            assert seen == []
-            if fails:
-                raise LookupError
-            return {}, 201
-
-        assert [world.post().status_code for _ in range(2)] == [500 if fails else 201] * 2
-        expected = [(1, "completed"), *([] if atomic else ["in a step"]), "last"]
-        assert seen == ([] if fails else expected)
-        assert ("a function failed after the commit" in caplog.text) != fails
-
-    @pytest.mark.parametrize("atomic", [True, False])
-    def test_what_a_step_registered_goes_with_the_step_that_failed(self, app, world, atomic):
-        """An atomic one also with what is no JSON, and with a transaction that cannot commit."""
-        seen = []
-
-        def step(ends):
-            after_commit(partial(seen.append, "in a step that failed" if ends else "in a step"))
-            return ends() if ends else None
-
-        failures = {LookupError: lambda: {}["x"]}
-        if atomic:  # otherwise it has run, and is never called again
-            failures[StepError] = object
-            failures[NotAtomic] = lambda: world.db.session.execute(world.db.text("COMMIT"))
-
-        @app.post("/payments")
-        @idempotent(atomic=False)
-        def pay():
-            after_commit(partial(seen.append, "before"))
-            for error, ends in failures.items():
-                with pytest.raises(error):
-                    current_operation.step("pay", step, ends, atomic=atomic)
-            current_operation.step("pay", step, None, atomic=atomic)
-            after_commit(partial(seen.append, "after"))
-            return {}, 201
-
-        assert world.post().status_code == 201
-        assert seen == ["before", "in a step", "after"]
+            run(calls, error)
+    retry = {"on_interrupted": "retry"} if end == "held" else {}
+    assert run(calls, error, **retry) == 2
+    assert calls == ["first", "second"]

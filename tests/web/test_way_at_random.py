@@ -6,14 +6,13 @@ without protection.
 """
 
 import random
-from dataclasses import dataclass
-from functools import wraps
 
 import pytest
 from flask import abort
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency import idempotent
+from tests.web.way import KINDS, Refused, around, fail
 
 ROUNDS = 25
 """For each kind of attempt. More, by hand, take a minute for a hundred."""
@@ -22,41 +21,26 @@ VIEW, DECORATOR, HANDLER, AFTER = 1, 2, 3, 4
 """Who has written a row: its amount."""
 
 
-class Refused(Exception):
-    """An error of the application."""
-
-
-@dataclass
-class Way:
+def drawn(seed):
     """What the parts of one application do: lists of steps, and how each ends."""
+    rng = random.Random(seed)  # noqa: S311 -- the same in every run
 
-    view: list[str]
-    decorator: str
-    above: list[str]
-    handler: object
-    handling: list[str]
-    status: int
-    after: list[str]
-    propagates: bool
-
-    @classmethod
-    def drawn(cls, seed):
-        rng = random.Random(seed)  # noqa: S311 -- the same in every run
+    def steps(most):
         some = ["write", "commit", "rollback", "buy", "buy"]
+        return [rng.choice(some) for _ in range(rng.randint(0, most))]
 
-        def steps(most, *ends):
-            return [rng.choice(some) for _ in range(rng.randint(0, most))] + [*ends]
-
-        return cls(
-            steps(3, rng.choice(["refuse", "divide", "409", "403", "500", "end", "end", "end"])),
-            rng.choice(["none", "none", "swallow", "after", "raise", "other error"]),
-            steps(2),
-            rng.choice([None, Refused, Exception, HTTPException, 500]),
-            steps(1),
-            rng.choice([200, 400, 409, 403, 500]),
-            rng.choice([[], [], ["commit"], ["rollback"], ["buy"], ["divide"], ["write", "commit"]]),
-            rng.choice([False, False, False, True]),
-        )
+    return {
+        "view": [*steps(3), rng.choice(["refuse", "divide", "409", "403", "500", "end", "end", "end"])],
+        "decorator": rng.choice(["none", "none", "swallow", "after", "raise", "other error"]),
+        "above": steps(2),
+        "handler": rng.choice([None, Refused, Exception, HTTPException, 500]),
+        "handling": steps(1),
+        "status": rng.choice([200, 400, 409, 403, 500]),
+        "after": rng.choice(
+            [[], [], ["commit"], ["rollback"], ["buy"], ["divide"], ["write", "commit"]]
+        ),
+        "propagates": rng.choice([False, False, False, True]),
+    }
 
 
 def do(shop, steps, who):
@@ -69,110 +53,84 @@ def do(shop, steps, who):
         if step == "rollback":
             session.rollback()
         if step == "refuse":
-            raise Refused
+            fail()
         if step == "divide":
             raise ZeroDivisionError
         if step.isdigit():
             abort(int(step))
 
 
-def around(shop, way, view):
-    """The decorator of the way, above ``view``."""
-
-    def recover(error):
-        if way.decorator == "other error":
-            raise Refused from error
-        shop.db.session.rollback()
-        do(shop, way.above, DECORATOR)
-        return {"swallowed": True}
-
-    @wraps(view)
-    def call():
-        try:
-            response = view()
-        except Exception as error:
-            if way.decorator not in ("swallow", "other error"):
-                raise
-            return recover(error)
-        if way.decorator in ("after", "raise"):
-            do(shop, way.above, DECORATOR)
-        if way.decorator == "raise":
-            raise Refused
-        return response
-
-    return call
-
-
-def build(shop, way, **options):
-    runs = []
+def build(shop, way, protect):
+    runs, kind = [], way["decorator"]
 
     def pay():
         runs.append(1)
-        do(shop, way.view, VIEW)
+        do(shop, way["view"], VIEW)
         return {"run": len(runs)}, 201
 
-    view = around(shop, way, idempotent(**options)(pay))
-    shop.app.add_url_rule("/payments", "pay", view, methods=["POST"])
-    if way.handler is not None:
+    def decorator(view):
+        try:
+            response = view()
+        except Exception as error:
+            if kind == "other error":
+                raise Refused from error
+            if kind != "swallow":
+                raise
+            shop.db.session.rollback()
+            do(shop, way["above"], DECORATOR)
+            return {"swallowed": True}
+        if kind in ("after", "raise"):
+            do(shop, way["above"], DECORATOR)
+        return fail() if kind == "raise" else response
 
-        def handle(_error):
-            do(shop, way.handling, HANDLER)
-            return {"handled": True}, way.status
-
-        shop.app.register_error_handler(way.handler, handle)
+    def handle(_error):
+        do(shop, way["handling"], HANDLER)
+        return {"handled": True}, way["status"]
 
     @shop.app.after_request
     def after(response):
-        do(shop, way.after, AFTER)
+        do(shop, way["after"], AFTER)
         return response
 
+    shop.app.add_url_rule("/payments", "pay", around(decorator)(protect(pay)), methods=["POST"])
+    if way["handler"] is not None:
+        shop.app.register_error_handler(way["handler"], handle)
     return runs
 
 
-def status_of(shop):
+def sent(shop):
+    """The status, and the rows that the view and what stands above it have written."""
     try:
-        return shop.post().status_code
+        status = shop.post().status_code
     except (Refused, ZeroDivisionError, HTTPException):
-        return 500  # as a server would make it
+        status = 500  # as a server would make it
+    return status, shop.sql(f"select amount from payment where amount < {AFTER} order by amount")
 
 
-def rows(shop):
-    """How many rows the view and what stands above it have written."""
-    return shop.sql(f"select amount from payment where amount < {AFTER} order by amount")
-
-
-@pytest.mark.parametrize("atomic", [True, False])
+@KINDS
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_what_is_stored_has_its_rows(make_world, tmp_path, atomic):
     wrong = []
     for seed in range(ROUNDS):
-        way = Way.drawn(seed)
+        way = drawn(seed)
         plain, ours = (
             make_world(
-                SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/{seed}-{enabled}.db",
-                PROPAGATE_EXCEPTIONS=way.propagates,
-                IDEMPOTENCY_ENABLED=enabled,
+                SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/{seed}-{name}.db",
+                PROPAGATE_EXCEPTIONS=way["propagates"],
             )
-            for enabled in (False, True)
+            for name in ("plain", "ours")
         )
-        build(plain, way)
-        runs = build(ours, way, **({} if atomic else {"atomic": False}))
-        statuses = status_of(plain), status_of(ours)
-        expected, first = rows(plain), rows(ours)
-        status, ran = ours.records()[0].status, len(runs)
-        status_of(ours)
-        again = rows(ours)
-        is_stored, is_sent = status is not None, statuses[1] < 400
+        build(plain, way, lambda view: view)
+        runs = build(ours, way, idempotent(atomic=atomic))
+        (_, expected), (status, first) = sent(plain), sent(ours)
+        stored, ran, (_, again) = ours.records()[0].status, len(runs), sent(ours)
         faults = {
-            "a stored success without its rows": atomic
-            and is_stored
-            and status < 400
-            and first != expected,
-            "a success that was sent without its rows": is_sent and first != expected,
-            "rows beside what is not stored": atomic and not is_stored and (VIEW,) in first,
-            "a second run of what is stored": is_stored and len(runs) != ran,
-            "rows of a second run": is_stored and again.count((VIEW,)) != first.count((VIEW,)),
+            "a stored success without its rows": atomic and (stored or 500) < 400 and first != expected,
+            "a success that was sent without its rows": status < 400 and first != expected,
+            "rows beside what is not stored": atomic and stored is None and (VIEW,) in first,
+            "a second run of what is stored": stored and len(runs) != ran,
+            "rows of a second run": stored and again.count((VIEW,)) != first.count((VIEW,)),
         }
         found = [fault for fault, is_so in faults.items() if is_so]
-        wrong += [(seed, found, way, statuses, expected, first)] if found else []
+        wrong += [(seed, found, way, status, expected, first)] if found else []
     assert wrong == []

@@ -1,6 +1,7 @@
 """Shops on each of two stores, for the tests of a request's way."""
 
 import logging
+from functools import wraps
 
 import pytest
 
@@ -15,8 +16,13 @@ class Refused(Exception):
     """An error of the application."""
 
 
-def refuse(_error):
-    return {"refused": True}, 409
+def fail(*_):
+    raise Refused
+
+
+def around(call):
+    """A decorator: ``call`` gets the view, without arguments."""
+    return lambda view: wraps(view)(lambda *args, **kwargs: call(lambda: view(*args, **kwargs)))
 
 
 def is_replayed(response):

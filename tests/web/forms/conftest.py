@@ -15,16 +15,6 @@ def store():
     return "postgres"  # what is tested here is the same in front of every store
 
 
-@pytest.fixture
-def config():
-    return {}
-
-
-@pytest.fixture
-def world(make_world, config):
-    return make_world(SECRET_KEY="canary-secret", PROPAGATE_EXCEPTIONS=True, **config)
-
-
 class Shop:
     """Its client is a browser, which follows no redirects but keeps its cookies."""
 
@@ -70,5 +60,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop(world):
-    return Shop(world)
+def make_shop(make_world):
+    def make(**config):
+        return Shop(make_world(SECRET_KEY="canary-secret", PROPAGATE_EXCEPTIONS=True, **config))
+
+    return make
+
+
+@pytest.fixture
+def shop(make_shop):
+    return make_shop()

@@ -72,20 +72,17 @@ def test_observing_knows_what_would_be_replayed(shop, heard):
     assert len(shop.runs) == 3
 
 
-def test_the_named_view_may_be_in_the_same_blueprint(shop):
+def test_a_field_needs_a_protected_view_which_may_be_in_the_same_blueprint_and_a_secret_key(shop):
     blueprint = Blueprint("shop", __name__)
     page = "{{ idempotency_field('.pay') }}"
     blueprint.add_url_rule("/page", "page", lambda: render_template_string(page))
     blueprint.add_url_rule("/pay", "pay", lambda: "paid", methods=["POST"])
     shop.world.idempotency.protect(blueprint)
     shop.app.register_blueprint(blueprint)
+    shop.add_page("/wrong", "{{ idempotency_field('nowhere') }}")
     field = shop.load("/page")
     assert shop.send(field, "/pay").status_code == 200
     assert shop.send(field, "/pay").headers["Idempotent-Replayed"] == "true"
-
-
-def test_a_field_needs_a_protected_view_and_a_secret_key(shop):
-    shop.add_page("/wrong", "{{ idempotency_field('nowhere') }}")
     with pytest.raises(ConfigurationError, match="nowhere is not a protected endpoint"):
         shop.browser.get("/wrong")
     shop.app.secret_key = None
@@ -144,59 +141,43 @@ class TestADoubleClick:
         assert shop.world.count() == 1
 
 
-class TestFlaskWtf:
-    """The field of a form class, beside the token against cross-site requests."""
+def test_the_field_of_a_form_class_stands_beside_the_token_against_cross_site_requests(shop):
+    """It has the name that is looked for, whatever the form calls it."""
+    CSRFProtect(shop.app)
 
-    @pytest.fixture
-    def shop(self, shop):
-        CSRFProtect(shop.app)
+    class PaymentForm(FlaskForm):
+        once = IdempotencyField(endpoint="pay")
+        amount = IntegerField(validators=[NumberRange(min=1)])
 
-        class PaymentForm(FlaskForm):
-            idempotency_key = IdempotencyField(endpoint="pay")
-            amount = IntegerField(validators=[NumberRange(min=1)])
+    def page(form=None):
+        return render_template_string("{{ form.hidden_tag() }}", form=form or PaymentForm())
 
-        class NamedForm(FlaskForm):
-            once = IdempotencyField()
+    def pay():
+        form, payment = PaymentForm(), shop.world.Payment()
+        if not form.validate_on_submit():
+            return page(form), 400
+        form.populate_obj(payment)
+        assert not hasattr(payment, "once")
+        shop.world.db.session.add(payment)
+        shop.world.db.session.commit()
+        return redirect("/thanks", 303)
 
-        def page(form=None):
-            return render_template_string("{{ form.hidden_tag() }}", form=form or PaymentForm())
-
-        def pay():
-            form, payment = PaymentForm(), shop.world.Payment()
-            if not form.validate_on_submit():
-                return page(form), 400
-            form.populate_obj(payment)
-            assert not hasattr(payment, "idempotency_key")
-            shop.world.db.session.add(payment)
-            shop.world.db.session.commit()
-            return redirect("/thanks", 303)
-
-        shop.app.add_url_rule("/wtf", "wtf", page)
-        shop.app.add_url_rule("/named", "named", lambda: str(NamedForm().hidden_tag()))
-        shop.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
-        return shop
-
-    @staticmethod
-    def post(shop, page, field=None, amount=5):
-        """Load a page and send its form; its field, and the response."""
-        text = shop.browser.get(page, headers={"X-User": "alice"}).text
+    def send(field, amount):
+        text = shop.browser.get("/wtf", headers={"X-User": "alice"}).text
         (token,) = re.findall(r'name="csrf_token" type="hidden" value="(.*?)"', text)
-        field = field or shop.load(page)
-        return field, shop.send(field, data={"csrf_token": token, "amount": amount})
+        return shop.send(field, data={"csrf_token": token, "amount": amount})
 
-    @pytest.mark.parametrize("page", ["/wtf", "/named"])
-    def test_it_has_the_name_that_is_looked_for_whatever_the_form_calls_it(self, shop, page):
-        field, first = self.post(shop, page)
-        assert (first.status_code, "Idempotent-Replayed" in first.headers) == (303, False)
-        _, again = self.post(shop, page, field)
-        assert (again.status_code, again.headers["Idempotent-Replayed"]) == (303, "true")
-        shop.browser.delete_cookie("session")
-        refused = shop.send(field, data={"csrf_token": "forged"})
-        assert (refused.status_code, "CSRF" in refused.text) == (400, True), "a replay needs it, too"
-        assert shop.world.count() == 1
-
-    def test_a_form_to_be_corrected_is_another_operation(self, shop):
-        field, refused = self.post(shop, "/wtf", amount=0)
-        assert refused.status_code == 400
-        assert field not in refused.text
-        assert "idempotency_key" in refused.text
+    shop.app.add_url_rule("/wtf", "wtf", page)
+    shop.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
+    field, other = shop.load("/wtf"), shop.load("/wtf")
+    for is_replay in False, True:
+        answer = send(field, 5)
+        assert (answer.status_code, "Idempotent-Replayed" in answer.headers) == (303, is_replay)
+    refused = send(other, 0)
+    assert refused.status_code == 400
+    assert other not in refused.text, "a form to be corrected is another operation"
+    assert "idempotency_key" in refused.text
+    shop.browser.delete_cookie("session")
+    refused = shop.send(field, data={"csrf_token": "forged"})
+    assert (refused.status_code, "CSRF" in refused.text) == (400, True), "a replay needs it, too"
+    assert shop.world.count() == 1
