@@ -18,7 +18,7 @@ class Work:
         self.world, self.session, self.called, self.nested = world, world.db.session, [], []
 
     def does(self, program):
-        """Parentheses are savepoints, ``!`` undoes one; any other word is a row that asks for a call."""
+        """Parentheses are savepoints, ``!`` undoes one; another word is a row that asks for a call."""
         session, nested = self.session, self.nested
         words = {
             "(": lambda: nested.append(session.begin_nested()),

@@ -6,8 +6,8 @@ import pytest
 
 from tests.drivers import each_unless_named
 
-WITHOUT_A_DRIVER = {"test_inner_requests", "test_threads"}
-"""Files about contexts: what decides there meets no driver."""
+WITHOUT_A_DRIVER = {"test_contexts"}
+"""What decides there meets no driver."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,4 +1,4 @@
-"""The view's connection: every way to write and to read, and how it comes back to the pool."""
+"""The view's connection and its cursors: before the view, in it, and how it comes back to the pool."""
 
 from __future__ import annotations
 
@@ -8,26 +8,102 @@ import psycopg
 import psycopg2.extras
 import pytest
 import sqlalchemy as sa
-from psycopg.rows import dict_row
-from sqlalchemy.pool.base import _AdhocProxiedConnection
+from flask import g, request
 
-from flask_idempotency import current_operation
-from tests.drivers import PSYCOPG, PSYCOPG2, has_own_cursors
+from flask_idempotency import NotAtomic
+from tests.drivers import PSYCOPG, has_own_cursors, ways
 from tests.integration.views import pay_once, protect
 
-
-class DictCursor(psycopg.Cursor):
-    """psycopg's way to what psycopg2 has as a class."""
-
-    def __init__(self, connection, **_how):
-        super().__init__(connection, row_factory=dict_row)
-
-
-DICT_CURSORS = {"psycopg2": psycopg2.extras.RealDictCursor, "psycopg": DictCursor}
-
-OWN_CURSORS = {"psycopg2": psycopg2.extensions.cursor, "psycopg": psycopg.Cursor}
-
 ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}
+SEEN = """select current_setting('app.tenant', true) as tenant, current_user as role,
+  current_setting('search_path') as path"""
+LOCAL = "set local app.tenant = '7'"
+
+
+class Logging(psycopg2.extras.LoggingConnection):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.initialize(io.StringIO())
+
+
+def shop(make_world, before, connect_args=None):
+    """An application whose requests begin with a cursor, and two views that say what they see."""
+    options = {"connect_args": connect_args or {}, **ONE_CONNECTION}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+    world.app.testing = True
+
+    @world.app.before_request
+    def use_a_cursor():
+        with world.db.session.connection().connection.cursor() as cursor:
+            cursor.execute(before() if callable(before) else before)
+
+    def see():
+        return list(world.db.session.execute(sa.text(SEEN)).one())
+
+    world.app.add_url_rule("/plain", "plain", see, methods=["POST"])
+    protect(world, see)
+    return world
+
+
+@ways(
+    "connect_args",
+    {"plain": {}},
+    psycopg2={
+        "a cursor class": {"cursor_factory": psycopg2.extras.NamedTupleCursor},
+        "a connection class": {"connection_factory": Logging},
+    },
+    psycopg={
+        "a cursor class": {"cursor_factory": psycopg.ClientCursor},
+        "named tuples": {"row_factory": psycopg.rows.namedtuple_row},
+    },
+)
+@pytest.mark.parametrize(
+    "statement", [LOCAL, "set local role pg_monitor", "set local search_path = pg_temp, public"]
+)
+def test_a_setting_made_with_a_cursor_reaches_the_view(make_world, statement, connect_args):
+    world = shop(make_world, statement, connect_args)
+    plain = world.post("/plain").json
+    assert world.post().json == plain != list(world.sql(SEEN)[0])
+
+
+def test_a_setting_does_not_outlive_its_request(make_world):
+    world = shop(make_world, lambda: LOCAL if request.headers["Idempotency-Key"] == "1" else "select 1")
+    for path in ("/plain", "/payments"):
+        assert [world.post(path, key=key).json[0] or None for key in ("1", "2")] == ["7", None]
+
+
+def test_a_transaction_that_was_made_read_only_is_refused_by_name(make_world):
+    world = shop(make_world, "set transaction read only")
+    assert world.post("/plain").status_code == 200
+    with pytest.raises(NotAtomic, match="READ ONLY"):
+        world.post()
+
+
+def test_a_migration_behind_the_claim_leaves_the_transaction_to_the_application(make_world):
+    """It has the records' table when the row is to be locked: a 503, and nothing is undone."""
+    world, locked = shop(make_world, LOCAL), []
+
+    def migrate(*_connection):
+        if g.get("meets_migration") and not locked:
+            locked.append(migration.connect())
+            locked[0].execute(sa.text("lock table idempotency_record in access exclusive mode"))
+
+    @world.app.after_request
+    def after(response):
+        response.headers["X-Set"] = world.db.session.scalar(sa.text(SEEN)) or "gone"
+        return response
+
+    @world.app.before_request
+    def note():
+        g.meets_migration = request.headers["Idempotency-Key"] == "key-2"
+
+    with world.app.app_context():
+        migration = sa.create_engine(world.db.engine.url, poolclass=sa.NullPool)
+        sa.event.listen(world.db.engine, "checkin", migrate)  # of the claim's connection
+    world.post()
+    answer = world.post(key="key-2")
+    locked[0].close()
+    assert (answer.status_code, answer.headers["X-Set"]) == (503, "7")
 
 
 def copied(cursor):
@@ -45,16 +121,15 @@ def test_the_drivers_other_ways_to_read_see_what_was_rolled_back_no_more(world):
 
     def pay():
         session = world.db.session
-        for how in ("copy", "named"):
+        stream = sa.select(world.Payment.amount).execution_options(yield_per=5)
+        for read in (
+            lambda: copied(session.connection().connection.cursor()),
+            lambda: list(session.execute(stream)),
+        ):
             session.add(world.Payment(amount=1))
             session.flush()
             session.rollback()
-            if how == "copy":
-                with session.connection().connection.cursor() as cursor:
-                    seen.append(copied(cursor))
-            else:
-                rows = sa.select(world.Payment.amount).execution_options(yield_per=5)
-                seen.append(list(session.execute(rows)))
+            seen.append(read())
         return {}, 201
 
     protect(world, pay)
@@ -65,11 +140,10 @@ def test_the_drivers_other_ways_to_read_see_what_was_rolled_back_no_more(world):
 @pytest.mark.parametrize("status", [201, 500])
 def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, status):
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION)
+    session, add = world.db.session, lambda amount: session.add(world.Payment(amount=amount))
 
     def pay():
-        session = world.db.session
-        session.add(world.Payment(amount=1))
-        session.commit()
+        pay_once(world)
         list(session.execute(sa.select(world.Payment.id).execution_options(yield_per=5)))
         session.begin_nested()
         return {}, status
@@ -77,20 +151,32 @@ def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, 
     protect(world, pay)
     assert world.post().status_code == status
     with world.app.app_context():
-        session = world.db.session
         driver = session.execute(sa.text("select 1")).cursor.connection
         assert not driver.autocommit
         assert has_own_cursors(driver)
-        session.add(world.Payment(amount=2))
+        add(2)
         with session.begin_nested() as savepoint:
-            session.add(world.Payment(amount=3))
+            add(3)
             session.flush()
             savepoint.rollback()
         session.commit()
-        session.add(world.Payment(amount=4))
+        add(4)
         session.flush()
         session.rollback()
     assert world.sql("select amount from payment where amount > 1") == [(2,)]
+
+
+NOTE = "select current_setting('synchronous_commit')"
+
+
+def note_commits(world, when):
+    """Note how each write of a record waits for the disk."""
+    world.sql("create table commits (how text)")
+    world.sql(
+        "create function note() returns trigger language plpgsql as $$"
+        f" begin insert into commits {NOTE}; return null; end $$"
+    )
+    world.sql(f"create {when} for each row execute function note()")
 
 
 def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(world):
@@ -98,19 +184,12 @@ def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(wor
     world.sql(f"alter database {database} set synchronous_commit = off")
     with world.app.app_context():
         world.db.engine.dispose()
-    world.sql("create table commits (how text)")
-    world.sql(
-        """create function note() returns trigger language plpgsql as $$
-        begin insert into commits select current_setting('synchronous_commit'); return null; end $$"""
-    )
-    world.sql(
-        "create constraint trigger note after update on idempotency_record"
-        " deferrable initially deferred for each row execute function note()"
-    )
+    deferred = "on idempotency_record deferrable initially deferred"
+    note_commits(world, f"constraint trigger note after update {deferred}")
     protect(world, list)
     assert world.post().status_code == 200
     assert world.sql("select how from commits") == [("on",)]
-    assert world.sql("show synchronous_commit") == [("off",)]
+    assert world.sql(NOTE) == [("off",)]
 
 
 @pytest.mark.parametrize(
@@ -120,69 +199,22 @@ def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(wor
 )
 def test_only_a_claim_that_is_all_there_is_waits_for_the_disk(world, options, reads, waits):
     """That of an atomic operation is lost only together with what the view commits after it."""
-    world.sql("create table claims (how text)")
-    world.sql(
-        """create function note() returns trigger language plpgsql as $$
-        begin insert into claims select current_setting('synchronous_commit'); return null; end $$"""
-    )
-    world.sql(
-        "create trigger note after insert on idempotency_record for each row execute function note()"
-    )
-
-    @world.app.before_request
-    def authenticate():
-        if reads:
-            world.db.session.execute(sa.text("select 1"))
-
+    note_commits(world, "trigger note after insert on idempotency_record")
+    if reads:
+        world.app.before_request(lambda: world.db.session.execute(sa.text("select 1")) and None)
     protect(world, list, **options)
     assert world.post().status_code == 200
-    assert world.sql("select how from claims") == [(waits,)]
+    assert world.sql("select how from commits") == [(waits,)]
 
 
 def test_a_setting_made_by_a_connect_listener_stays(world):
     with world.app.app_context():
         engine = world.db.engine
     engine.dispose()
-
-    @sa.event.listens_for(engine, "connect")
-    def set_name(driver, _record):
-        driver.cursor().execute("set application_name = 'kept'")
-
-    show = sa.text("show application_name")
-    protect(world, lambda: [world.db.session.scalar(show)])
+    set_name = "set application_name = 'kept'"
+    sa.event.listen(engine, "connect", lambda driver, _record: driver.cursor().execute(set_name))
+    protect(world, lambda: [world.db.session.scalar(sa.text("show application_name"))])
     assert world.post().json == ["kept"]
-
-
-def test_savepoints_that_nothing_was_sent_in_may_be_rolled_back(world):
-    def pay():
-        connection = current_operation.connection
-        outer, inner = connection.begin_nested(), connection.begin_nested()
-        inner.rollback()
-        connection.execute(sa.insert(world.Payment).values(amount=1))
-        outer.commit()
-        connection.begin_nested().rollback()
-        return {}, 201
-
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert world.count() == 1
-
-
-def add(world, amount=1, note=None):
-    world.db.session.add(world.Payment(amount=amount, note=note))
-    world.db.session.commit()
-
-
-def test_a_cursor_factory_that_the_view_chooses_is_used(world, view, driver):
-    def pay():
-        raw = world.db.session.connection().connection.driver_connection
-        raw.cursor_factory = DICT_CURSORS[driver]
-        with raw.cursor() as cursor:
-            cursor.execute("select 5 as amount")
-            return {"amount": cursor.fetchone()["amount"]}
-
-    view(pay)
-    assert world.post().json == {"amount": 5}
 
 
 def through_a_listener(world, kind):
@@ -199,30 +231,31 @@ def through_a_cursor(world, kind):
 
 @pytest.mark.parametrize("choose", [through_a_listener, through_a_cursor])
 def test_a_cursor_factory_chosen_past_the_session_loses_no_rollback(world, view, driver, choose):
-    kind = type("Cursor", (OWN_CURSORS[driver],), {})
+    own = {"psycopg2": psycopg2.extensions.cursor, "psycopg": psycopg.Cursor}[driver]
+    kind = type("Cursor", (own,), {})
     if choose is through_a_listener:
         choose(world, kind)
 
     def pay():
-        add(world)
+        pay_once(world)
         if choose is through_a_cursor:
             choose(world, kind)
         world.db.session.rollback()
         world.db.session.add(world.Payment(amount=2))
         world.db.session.flush()
         world.db.session.rollback()
-        add(world, 3)
+        pay_once(world)
         return {"chosen": isinstance(world.db.session.connection().connection.cursor(), kind)}, 201
 
     view(pay)
     assert world.post().json == {"chosen": True}
-    assert world.sql("select amount from payment") == [(1,), (3,)]
+    assert world.sql("select amount from payment") == [(1,), (1,)]
 
 
 @PSYCOPG
 def test_a_cursor_made_past_the_session_is_in_its_unit(world):
     def pay():
-        add(world)
+        pay_once(world)
         raw = world.db.session.execute(sa.text("select 1")).cursor.connection
         raw.cursor().execute("insert into payment (amount) values (2)")
         raw.execute("insert into payment (amount) values (3)")
@@ -232,38 +265,3 @@ def test_a_cursor_made_past_the_session_is_in_its_unit(world):
     protect(world, pay)
     assert world.post().status_code == 201
     assert world.sql("select amount from payment") == [(1,)]
-
-
-@PSYCOPG2
-def test_a_connection_class_keeps_its_cursors(make_world):
-    class Logging(psycopg2.extras.LoggingConnection):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.lines = []
-            self.initialize(self)
-
-        def write(self, line):
-            self.lines.append(line)
-
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"connection_factory": Logging}})
-
-    def pay():
-        driver = current_operation.connection.connection.driver_connection
-        before = len(driver.lines)
-        world.db.session.execute(sa.text("select 1"))
-        return {"lines": len(driver.lines) - before}
-
-    protect(world, pay)
-    assert world.post().json == {"lines": 1}, "what the view sent"
-
-
-def test_a_connection_that_is_not_yet_pooled_may_be_rolled_back(world):
-    """SQLAlchemy does so while it gets to know a server, again and again if the server goes away."""
-    protect(world, lambda: pay_once(world) or ({}, 201))
-    assert world.post().status_code == 201
-    with world.app.app_context():
-        raw = world.db.engine.raw_connection()
-        stand_in = _AdhocProxiedConnection(raw.driver_connection, raw._connection_record)
-        world.db.engine.dialect.do_rollback(stand_in)
-        world.db.engine.dialect.do_commit(stand_in)
-        raw.close()

@@ -25,7 +25,6 @@ MIGRATIONS = {
     "dropped with its schema": "drop schema hidden cascade",
     "renamed": "alter table entry rename constraint entry_place to entry_position",
     "not deferrable": "alter table entry alter constraint entry_account not deferrable",
-    "renamed with its schema": "alter schema hidden rename to archive",
 }
 
 BOOK = sa.text("insert into entry (account, place) values (:account, :place)")
@@ -61,9 +60,10 @@ def book(session):
     return {"places": places + 2}, 201
 
 
-def book_before_there_is_an_account(session):
+def book_before_there_is_an_account(session, begin="select 1"):
     """Fails where the constraint of accounts is not checked at COMMIT, in either transaction."""
     for account in (7, 8):
+        session.execute(sa.text(begin))
         session.execute(BOOK, {"account": account, "place": 100 + account})
         session.execute(sa.text("insert into account values (:id)"), {"id": account})
         session.commit()
@@ -75,68 +75,48 @@ def test_a_deferred_constraint_that_changes_fails_no_request(bank, migration):
     for number in (1, 2, 3):
         response = bank.act(book, key=f"after-{number}")
         assert (response.status_code, response.json) == (201, {"places": 2 * number + 2})
-        assert bank.act(book, key=f"after-{number}").headers["Idempotent-Replayed"] == "true"
     if migration != MIGRATIONS["not deferrable"]:
         assert bank.act(book_before_there_is_an_account, key="late").status_code == 201
 
 
-def test_a_violation_is_told_once_the_other_constraint_is_gone(bank):
+REFUSE = """
+    create function refuse() returns trigger language plpgsql as $$ begin
+        raise exception 'no such object' using errcode = 'undefined_object'; end $$;
+    create constraint trigger refused after insert on entry deferrable initially deferred
+        for each row when (new.place = 13) execute function refuse()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "values", "said"),
+    [
+        (MIGRATIONS["dropped"], {"account": 404, "place": 50}, "entry_account"),
+        # It may have any SQLSTATE, such as that of a constraint that is not there.
+        (REFUSE, {"account": 1, "place": 13}, "no such object"),
+    ],
+    ids=["once another constraint is gone", "a deferred trigger's"],
+)
+def test_a_violation_is_the_views(bank, change, values, said):
     """The check itself fails: nobody takes that for a constraint that is not there."""
-    told = []
+    caught = []
 
     def wrong(session):
-        session.execute(BOOK, {"account": 404, "place": 50})
+        session.execute(BOOK, values)
         try:
             session.commit()
-        except sa.exc.IntegrityError as error:
+        except sa.exc.DBAPIError as error:
             session.rollback()
-            told.append(error.orig.diag.constraint_name)
+            caught.append(str(error))
         session.execute(BOOK, {"account": 1, "place": 51})
         session.commit()
 
-    bank.sql(MIGRATIONS["dropped"])
+    bank.sql(change)
     assert bank.act(wrong, key="wrong").status_code == 201
-    assert told == ["entry_account"]
-    assert bank.sql("select place from entry where place >= 50") == [(51,)]
+    assert said in caught[0]
+    assert bank.sql("select place from entry where place > 10") == [(51,)]
 
 
-def test_an_error_of_a_deferred_trigger_is_the_views(bank):
-    """It may have any SQLSTATE, such as that of a constraint that is not there."""
-    bank.sql("""
-        create function refuse() returns trigger language plpgsql as $$ begin
-            raise exception 'no such object' using errcode = 'undefined_object'; end $$;
-        create constraint trigger refused after insert on entry deferrable initially deferred
-            for each row when (new.place = 13) execute function refuse()
-    """)
-    caught = []
-
-    def unlucky(session):
-        session.execute(BOOK, {"account": 1, "place": 13})
-        try:
-            session.commit()
-        except sa.exc.ProgrammingError as error:
-            session.rollback()
-            caught.append(error.orig.diag.message_primary)
-        return {}, 409
-
-    assert bank.act(unlucky, key="unlucky").status_code == 409
-    assert caught == ["no such object"]
-    assert bank.sql("select count(*) from entry where place = 13") == [(0,)]
-
-
-LATER = {
-    "a trigger": """
-        create function refuse() returns trigger language plpgsql as $$ begin
-            raise exception 'not today'; end $$;
-        create constraint trigger refused after insert on entry deferrable initially deferred
-            for each row execute function refuse()
-    """,
-    "a constraint": "alter table entry add constraint one unique (place) deferrable initially deferred",
-}
-
-
-@pytest.mark.parametrize("deferred", LATER.values(), ids=LATER)
-def test_what_is_deferred_from_now_on_fails_one_request_late_and_the_next_in_time(world, deferred):
+def test_what_is_deferred_from_now_on_fails_one_request_late_and_the_next_in_time(world):
     """Nobody asks again before COMMIT proves that the answer is old."""
     world.sql("create table entry (account int, place int)")
     world.sql("insert into entry values (1, 13)")
@@ -157,10 +137,9 @@ def test_what_is_deferred_from_now_on_fails_one_request_late_and_the_next_in_tim
         return {}, 201
 
     assert world.post("/payments?warm", key="warm").status_code == 201
-    world.sql(deferred)
+    world.sql("alter table entry add constraint one unique (place) deferrable initially deferred")
     assert [world.post().status_code for _ in range(2)] == [500, 409]
-    assert caught == [1]
-    assert world.count("entry") == 1
+    assert (caught, world.count("entry")) == ([1], 1)
 
 
 @pytest.mark.parametrize("role", ["set local role clerk", "set role clerk"])
@@ -172,25 +151,17 @@ def test_a_role_that_may_not_see_a_constraints_schema_may_write(bank, role):
     """)
 
     def clerk(session):
-        for account in (7, 8):
-            session.execute(sa.text(role))
-            session.execute(BOOK, {"account": account, "place": 100 + account})
-            session.execute(sa.text("insert into account values (:id)"), {"id": account})
-            session.commit()
-        if "local" not in role:
-            session.execute(sa.text("reset role"))
-            session.commit()
+        book_before_there_is_an_account(session, begin=role)
+        session.execute(sa.text("reset role"))
+        session.commit()
 
     def log(session):
-        """Two of one number are there until just before each commit."""
-        for number in (1, 2):
-            session.execute(sa.text("insert into hidden.log values (:id), (:id)"), {"id": number})
-            session.execute(
-                sa.text("delete from hidden.log where ctid in (select max(ctid) from hidden.log)")
-            )
-            session.commit()
+        """Two of one number are there until just before the commit."""
+        session.execute(sa.text("insert into hidden.log values (1), (1)"))
+        session.execute(
+            sa.text("delete from hidden.log where ctid in (select max(ctid) from hidden.log)")
+        )
+        session.commit()
 
-    for number in (1, 2):
-        bank.sql("delete from entry where place > 100; delete from account where id > 1")
-        assert bank.act(clerk, key=f"clerk-{number}").status_code == 201
+    assert bank.act(clerk, key="clerk").status_code == 201
     assert bank.act(log, key="another-role").status_code == 201
