@@ -161,7 +161,7 @@ def commits(world):
         (fails, "rollback"),
         (commits, "ended the operation's transaction"),
         *(
-            (sends_past_every_guard(sent), "")
+            (sends_past_every_guard(sent), ".")
             for sent in ("commit", "commit; begin", "rollback; begin")
         ),
     ],
