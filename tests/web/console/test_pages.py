@@ -1,4 +1,4 @@
-"""What the pages show."""
+"""What the overview and the list show, and how a record is found."""
 
 import re
 from urllib.parse import quote
@@ -13,128 +13,90 @@ from flask_idempotency import Idempotency
 HTML = "<b>pay</b>&amp;"
 
 
-def pay(world, key="key-1", amount=5):
-    return world.post("/payments", key, json={"amount": amount})
-
-
 def run(world, name, key="key-1"):
     with world.app.app_context():
         world.idempotency.run(key, dict, scope="alice", name=name)
 
 
-def text_of(response):
-    return " ".join(re.sub(r"<[^>]+>", " ", response.text).split())
+def digits_in(response):
+    return re.findall(r'class="digits" href="/operations/records/([0-9a-f]{16})"', response.text)
 
 
-def digits_in(text):
-    return re.findall(r'class="digits" href="/operations/records/([0-9a-f]{16})"', text)
-
-
-def test_the_overview_of_nothing_says_so(browser):
-    text = browser.get().text
-    assert "nothing stopped midway" in text
-
-
-def test_the_overview_counts_records_by_operation_and_state(browser, world, interrupted):
-    pay(world)
-    pay(world)
-    pay(world, "key-2")
-    interrupted()
-    text = text_of(browser.get())
-    assert re.search(r"Records +3 +counted", text)
+def test_the_overview_counts_records_and_leads_to_what_was_interrupted(browser, world, interrupt):
+    assert "nothing stopped midway" in browser.text()
+    for key in "one", "one", "two":
+        world.post(key=key)
+    first, second = interrupt("one"), interrupt("two")
+    text = browser.text()
+    assert re.search(r"Records +4 +counted", text)
     assert re.search(r"Operation +interrupted +completed", text)
-    assert re.search(r"charge +1 +interrupted of charge +·", text)
+    assert re.search(r"charge +2 +interrupted of charge +·", text)
     assert re.search(r"pay +· +2 +completed of pay", text)
-
-
-def test_the_overview_leads_to_what_was_interrupted(browser, interrupted):
-    digits = interrupted()
-    page = browser.get()
-    assert "stopped midway, the oldest" in page.text
-    assert "wait for you" not in page.text, "a retry may run it again without anybody's doing"
-    assert digits_in(page.text) == [digits]
-    assert browser.get(f"/records/{digits}").status_code == 200
-
-
-def test_the_newest_comes_first(browser, interrupted):
-    first, second = interrupted("one"), interrupted("two")
+    assert "stopped midway, the oldest" in text
+    assert "wait for you" not in text, "a retry may run it again without anybody's doing"
     for page in "/", "/records?state=interrupted":
-        assert digits_in(browser.get(page).text) == [second, first]
+        assert digits_in(browser.get(page)) == [second, first], "the newest comes first"
 
 
 def test_the_list_shows_one_operation_or_state(browser, world, interrupted):
-    pay(world)
+    world.post()
     run(world, "refund")
-    interrupted()
-    assert len(digits_in(browser.get("/records").text)) == 3
-    assert len(digits_in(browser.get("/records?operation=pay").text)) == 1
-    assert len(digits_in(browser.get("/records?state=completed").text)) == 2
+    for query, count in {
+        "": 3,
+        "?operation=pay": 1,
+        "?state=completed": 2,
+        "?state=&operation=": 3,
+    }.items():
+        assert len(digits_in(browser.get(f"/records{query}"))) == count
     assert "There is no such record" in browser.get("/records?operation=pay&state=failed").text
-    assert len(digits_in(browser.get("/records?state=&operation=").text)) == 3
-
-
-def test_a_state_that_is_none_is_refused_by_name(browser):
     for state in "weird", "%00", "Completed":
         response = browser.get(f"/records?state={state}")
         assert response.status_code == 404
         assert "the states are in_progress, completed, failed, interrupted" in response.text
 
 
-def test_a_long_list_says_that_there_are_more(browser, world, monkeypatch):
+def test_a_long_list_says_that_there_are_more_and_a_large_table_is_not_read_unasked(
+    browser, world, monkeypatch
+):
     for number in range(3):
-        pay(world, f"key-{number}")
+        world.post(key=f"key-{number}")
     monkeypatch.setattr("flask_idempotency.console.pages.PAGE", 2)
     for page in browser.get("/records?operation=pay"), browser.post("/records", scope="alice"):
-        assert len(digits_in(page.text)) == 2
-        assert "These are 2, and there are more" in text_of(page)
+        assert len(digits_in(page)) == 2
+        assert "These are 2, and there are more" in page.text
     monkeypatch.setattr("flask_idempotency.console.pages.PAGE", 3)
     assert "there are more" not in browser.get("/records").text
-
-
-def test_a_large_table_is_not_read_before_somebody_asks(browser, world, monkeypatch):
-    pay(world)
     monkeypatch.setattr("flask_idempotency.console.pages.SMALL", 0)
-    text = browser.get("/records").text
-    assert digits_in(text) == []
-    assert "The table is large" in text
-    assert len(digits_in(browser.get("/records?operation=&state=").text)) == 1
+    page = browser.get("/records")
+    assert (digits_in(page), "The table is large" in page.text) == ([], True)
+    assert len(digits_in(browser.get("/records?operation=&state="))) == 3
 
 
-def test_a_record_is_found_by_its_digits(browser, interrupted):
-    digits = interrupted()
+def test_a_record_is_found_by_its_digits_or_by_scope_and_key(browser, world, completed):
     browser.get()
-    for typed in digits, digits[:8], f" {digits[:8].upper()} ":
-        response = browser.post("/records", digits=typed)
-        assert (response.status_code, response.location) == (303, f"/operations/records/{digits}")
-
-
-def test_a_record_is_found_by_scope_and_key(browser, world):
-    pay(world, "key-7")
-    browser.get()
-    response = browser.post("/records", key="key-7", operation="pay", scope="alice")
-    assert response.status_code == 303
+    key = {"key": "key-1", "operation": "pay", "scope": "alice"}
+    digits = completed, completed[:8], f" {completed[:8].upper()} "
+    for sought in (*({"digits": each} for each in digits), key):
+        response = browser.post("/records", **sought)
+        assert (response.status_code, response.location) == (303, f"/operations/records/{completed}")
     for wrong in (
-        {"key": "key-7", "operation": "pay", "scope": "bob"},
-        {"key": "key-7", "operation": "pay"},
-        {"key": "key-8", "operation": "pay", "scope": "alice"},
-        {"key": "key-7", "operation": "refund", "scope": "alice"},
-        {"key": "key-7", "operation": "pay", "scope": "alice", "namespace": "v2"},
-        {"key": "key-7"},
+        *({name: f"{key[name]}-" for name in (one,)} for one in key),
+        {"scope": None},
+        {"namespace": "v2"},
+        {"operation": None, "scope": None},
     ):
-        response = browser.post("/records", **wrong)
+        response = browser.post("/records", **{**key, **wrong})
         assert response.status_code == 404
-        assert "key-7" not in response.text
+        assert "key-1" not in response.text
 
 
 def test_the_records_of_a_scope_are_found_without_a_key(browser, world):
-    for key in "one", "two":
-        pay(world, key)
-    world.post("/payments", "one", user="bob")
+    for key, user in ("one", "alice"), ("two", "alice"), ("one", "bob"):
+        world.post("/payments", key, user=user)
     browser.get()
-    response = browser.post("/records", scope="alice")
-    assert (response.status_code, len(digits_in(response.text))) == (200, 2)
+    response = browser.post("/records", scope="alice", operation="pay")
+    assert (response.status_code, len(digits_in(response))) == (200, 2)
     assert browser.post("/records", scope="bob").status_code == 303
-    assert browser.post("/records", scope="alice", operation="pay").status_code == 200
     for wrong in {"scope": "alice", "operation": "refund"}, {"scope": "carol"}:
         assert browser.post("/records", **wrong).status_code == 404
 
@@ -146,9 +108,9 @@ def test_there_is_no_page_of_a_record_that_is_not_there(browser):
         assert browser.post("/records", digits=digits).status_code == 404
 
 
-def test_names_are_shown_as_text_wherever_they_are_shown(browser, world, interrupted):
+def test_names_are_shown_as_text_wherever_they_are_shown(browser, world, interrupt):
     run(world, HTML)
-    digits = interrupted(name=f"x{HTML}")
+    digits = interrupt(name=f"x{HTML}")
     for path in "/", "/records", f"/records?operation={quote(HTML)}", f"/records/{digits}":
         text = browser.get(path).text
         assert "<b>pay" not in text
@@ -171,6 +133,7 @@ def test_a_database_that_is_away_is_a_page_that_says_so():
 
 
 def test_a_missing_table_is_a_page_that_says_what_to_run(browser, world):
+    assert set(world.db.metadata.tables) == {"idempotency_record", "payment"}
     world.sql("drop table idempotency_record")
     for path in "/records", "/":
         response = browser.get(path)
@@ -178,59 +141,31 @@ def test_a_missing_table_is_a_page_that_says_what_to_run(browser, world):
         assert "flask idempotency create-table" in response.text
 
 
-def test_the_page_needs_no_table_of_its_own(world):
-    tables = set(world.db.metadata.tables)
-    assert tables == {"idempotency_record", "payment"}
-
-
-class TestOtherStores:
+class TestEachStore:
     @pytest.fixture
-    def store(self):
-        return "redis"
+    def config(self, store, redis_server, tmp_path):
+        url = f"redis://127.0.0.1:{servers.free_port()}"
+        return {
+            "redis": {"IDEMPOTENCY_REDIS_URL": redis_server.url},
+            "hybrid": {},
+            "hybrid without redis": {"IDEMPOTENCY_STORE": "hybrid", "IDEMPOTENCY_REDIS_URL": url},
+            "sql": {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"},
+        }[store]
 
-    @pytest.fixture
-    def config(self, redis_server):
-        return {"IDEMPOTENCY_REDIS_URL": redis_server.url}
-
-    def test_the_pages_of_the_store_redis_show_its_records(self, browser, world):
-        pay(world)
-        assert "1 completed of pay" in text_of(browser.get())
-        [digits] = digits_in(browser.get("/records").text)
+    @pytest.mark.parametrize(
+        ("store", "said"),
+        [
+            ("redis", ""),
+            ("hybrid", "Redis works the lock was taken and released"),
+            ("hybrid without redis", "Requests go on without it"),
+            ("sql", ""),
+        ],
+        indirect=["store"],
+    )
+    def test_the_pages_work_with_it(self, browser, world, said):
+        world.post(), world.post()
+        text = browser.text()
+        assert "1 completed of pay" in text
+        assert said in text
+        [digits] = digits_in(browser.get("/records"))
         assert browser.get(f"/records/{digits}").status_code == 200
-
-
-class TestHybrid:
-    @pytest.fixture
-    def store(self):
-        return "hybrid"
-
-    def test_the_overview_says_that_redis_works(self, browser):
-        assert "Redis works the lock was taken and released" in text_of(browser.get())
-
-    class TestDead:
-        @pytest.fixture
-        def config(self):
-            return {"IDEMPOTENCY_REDIS_URL": f"redis://127.0.0.1:{servers.free_port()}"}
-
-        def test_the_overview_says_that_redis_has_failed_and_the_rest_works(self, browser, world):
-            pay(world)
-            text = text_of(browser.get())
-            assert "Redis failed" in text
-            assert "Requests go on without it" in text
-            assert "1 completed of pay" in text
-
-
-class TestSqlite:
-    @pytest.fixture
-    def store(self):
-        return "sql"
-
-    @pytest.fixture
-    def config(self, tmp_path):
-        return {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"}
-
-    def test_the_pages_work_on_sqlite(self, browser, world):
-        pay(world)
-        pay(world)
-        assert "1 completed of pay" in text_of(browser.get())
-        assert len(digits_in(browser.get("/records").text)) == 1
