@@ -20,11 +20,12 @@ from sqlalchemy.orm import scoped_session
 from flask_idempotency.core.engine import MAX_WAITERS, DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.ports import Lock, Sealer
+from flask_idempotency.core.ports import Lock
+from flask_idempotency.core.records import Sealer
 from flask_idempotency.drivers import raw_connection
-from flask_idempotency.session import joining, stray, transaction
+from flask_idempotency.session import stray, transaction
 from flask_idempotency.session.databases import most_connections
-from flask_idempotency.session.sources import Sessions, sessions_of
+from flask_idempotency.session.sessions import Sessions, sessions_of
 from flask_idempotency.stores import own_pool
 from flask_idempotency.stores.in_test import RecordsInTest
 from flask_idempotency.stores.lock import RedisLock, client_from_url
@@ -117,7 +118,7 @@ class Idempotency:
             )
         checked("scope", scope, OPTIONS["scope"])
         state = self._composed(app, sessions, scope, self._redis if redis is None else redis)
-        joining.install(sessions)
+        sessions.let_join()
         for each in state.sessions.engines.values():
             transaction.hook(each, stray.hear)
         views.register(app, state)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.core.errors import OperationFailed, RequestInProgress
 from flask_idempotency.core.logs import Log
-from flask_idempotency.core.storable import REPLAYED
+from flask_idempotency.core.records import REPLAYED
 
 from .keys import new_key
 

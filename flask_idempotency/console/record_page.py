@@ -11,7 +11,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import IdempotencyError
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.core.storable import storable
+from flask_idempotency.core.records import storable
 from flask_idempotency.operate import decide
 from flask_idempotency.operate.decide import Mistake, settle, undecided
 from flask_idempotency.operate.erase import Erasable, erase

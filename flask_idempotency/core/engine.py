@@ -15,8 +15,8 @@ from typing import Any
 from . import errors
 from .logs import log
 from .machine import Next, Situation, decide, runs_again, situation
-from .ports import Glance, Hold, Lock, Records, Sealer
-from .records import Claim, Record, State, StoredResponse
+from .ports import Glance, Hold, Lock, Records
+from .records import Claim, Record, Sealer, State, StoredResponse
 
 ROUNDS = 4
 """How often a record may vanish or appear between a look and a claim. Each round means that another

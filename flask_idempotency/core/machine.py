@@ -23,7 +23,9 @@ it interrupted instead, and every later one leaves it so, whatever the route say
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
+from .errors import ConfigurationError, Problem, RecordBroken, Retryable, TransactionConflict
 from .records import Claim, Record, State
 
 
@@ -109,3 +111,50 @@ def runs_again(record: Record, policy: object, seconds: float) -> bool:
     if policy == "retry" or record.released is not None:
         return record.age < seconds
     return policy != "hold"
+
+
+# What an error of the view means.
+
+INTERRUPTING = frozenset(
+    {
+        "billiard.exceptions.SoftTimeLimitExceeded",  # Celery
+        "rq.timeouts.JobTimeoutException",
+        "rq.exceptions.ShutDownImminentException",  # an Exception before RQ 3
+        "huey.exceptions.TaskTimeout",
+    }
+)
+"""What queues raise in the middle of a job: nobody knows whether its effect happened. Those that no
+``except Exception`` catches need not be here: dramatiq's, asyncio's, ``SystemExit``."""
+
+RELEASING = {
+    "celery.exceptions.Retry": None,
+    "celery.exceptions.Reject": "requeue",
+    "dramatiq.errors.Retry": None,
+    "huey.exceptions.RetryTask": None,
+    "huey.exceptions.CancelExecution": "retry",
+    "arq.worker.Retry": None,
+}
+"""What a job raises to be run again by its queue, if the attribute (where one is named) is true."""
+
+
+_UNDONE = (Retryable, TransactionConflict)
+"""The view, or the database of a step, says with these that the operation may be tried again."""
+
+_NOT_THE_OPERATIONS = (Problem, ConfigurationError, RecordBroken)
+"""Errors that say nothing about the operation's effect: they interrupt it, and do not fail it."""
+
+
+def outcome_after(error: Exception) -> Literal["interrupted", "released"] | None:
+    """Say what becomes of an operation that is not atomic if its view raises ``error``.
+
+    ``"released"``: it may run again. ``"interrupted"``: nobody knows whether its effect happened, or
+    somebody has to repair the set-up first. None: the response to ``error`` is stored.
+    """
+    # By name: no queue need be installed.
+    names = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
+    if not INTERRUPTING.isdisjoint(names):
+        return "interrupted"
+    flags = (RELEASING[name] for name in names if name in RELEASING)
+    if isinstance(error, _UNDONE) or any(flag is None or getattr(error, flag, False) for flag in flags):
+        return "released"
+    return "interrupted" if isinstance(error, _NOT_THE_OPERATIONS) else None

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, Protocol
 
-from .errors import SealBroken
-from .fingerprint import Fingerprint
-from .records import SEALED, Claim, Record, StoredResponse
+from .records import Claim, Record, StoredResponse
 
 
 class Hold(Protocol):
@@ -160,45 +158,3 @@ class Lock:
     def examine(self) -> Iterator[Any]:
         """Check the lock for an operator, and tell each finding; nothing where there is no lock."""
         return iter(())
-
-
-class Sealer:
-    """Encrypts what is stored, and binds it to its record. This one leaves it as it is.
-
-    What opens raises ``RecordBroken`` for what was changed or moved, and ``SealBroken`` for what is
-    under another key, should have been sealed and is not, or is sealed where there are no keys.
-    ``key_ids`` are those of its keys, newest first.
-    """
-
-    key_ids: tuple[bytes, ...] = ()
-    accepts_unsealed = True
-
-    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
-        """A request's fingerprint as it is stored."""
-        return fingerprint
-
-    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:  # noqa: ARG002
-        """The response as it is stored."""
-        return response
-
-    def open(self, response: StoredResponse, record: Record) -> StoredResponse:  # noqa: ARG002
-        """The response as it was."""
-        if response.is_sealed():
-            raise SealBroken(_NO_KEYS)
-        return response
-
-    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
-        """Anything else that is stored for a record, bound to its key and to a purpose.
-
-        It is text, which never begins like something sealed.
-        """
-        return plain
-
-    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
-        """Return what :meth:`seal_bytes` was given."""
-        if stored.startswith(SEALED):
-            raise SealBroken(_NO_KEYS)
-        return stored
-
-
-_NO_KEYS = "What is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty."

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from os import getpid, register_at_fork
 from typing import Any
 
-from .errors import LeaseLost, RecordBroken
+from .errors import LeaseLost, RecordBroken, SealBroken
 from .fingerprint import Fingerprint
 
 SEALED = b"\x01"
@@ -269,3 +270,108 @@ def _headers_of(text: str) -> Headers:
     if not all(isinstance(part, str) for line in headers for part in line):
         raise ValueError
     return headers
+
+
+# Which responses are stored, and which of their headers.
+
+NOT_STORED = frozenset({401, 403, 408, 425, 429})
+"""Responses about the caller or the moment, not about the operation: a retry may fare better."""
+
+REPLAYED = "Idempotent-Replayed"
+"""The response header that marks a replay, with the value ``true``: the name that clients of other
+payment APIs know."""
+
+TRACEPARENT = "flask-idempotency-traceparent"
+"""The name of the stored line that says, as a W3C ``traceparent``, which trace the view ran in."""
+
+NEVER_STORED = frozenset(
+    {
+        "set-cookie",  # would hand a visitor's session to whoever retries
+        "date",
+        "server",
+        # Hop by hop, RFC 9110 section 7.6.1: true of one connection only.
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        TRACEPARENT,
+        REPLAYED.lower(),
+        # Follows from the body, and would be wrong in a replay to HEAD or behind another server.
+        "content-length",
+    }
+)
+"""Header names, in lower case, that say nothing about the operation."""
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+# RFC 9110 section 5.5: a line break would begin another header.
+_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+
+POINTERS = frozenset({"location", "content-location", "link"})
+"""The headers that still say where the result is if the body was too large to store."""
+
+
+def is_stored_by_default(status: int, atomic: bool = True) -> bool:
+    """Return True if a response of this status is stored (and its writes committed) by default."""
+    return status not in NOT_STORED if status < 500 else not atomic
+
+
+def storable(headers: Iterable[tuple[str, str]]) -> Headers:
+    """The headers that may be stored, and that may be sent if somebody else stored them.
+
+    All but :data:`NEVER_STORED`, what ``Connection`` names (also hop by hop), and what no HTTP message
+    can carry.
+    """
+    lines: list[tuple[str, str]] = []
+    named: set[str] = set()
+    for name, value in headers:
+        if name.lower() == "connection":
+            named.update(map(str.strip, value.lower().split(",")))
+        elif name.lower() not in NEVER_STORED and _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            lines.append((name, value))
+    return tuple([line for line in lines if line[0].lower() not in named] if named else lines)
+
+
+class Sealer:
+    """Encrypts what is stored, and binds it to its record. This one leaves it as it is.
+
+    What opens raises ``RecordBroken`` for what was changed or moved, and ``SealBroken`` for what is
+    under another key, should have been sealed and is not, or is sealed where there are no keys.
+    ``key_ids`` are those of its keys, newest first.
+    """
+
+    key_ids: tuple[bytes, ...] = ()
+    accepts_unsealed = True
+
+    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
+        """A request's fingerprint as it is stored."""
+        return fingerprint
+
+    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:  # noqa: ARG002
+        """The response as it is stored."""
+        return response
+
+    def open(self, response: StoredResponse, record: Record) -> StoredResponse:  # noqa: ARG002
+        """The response as it was."""
+        if response.is_sealed():
+            raise SealBroken(_NO_KEYS)
+        return response
+
+    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """Anything else that is stored for a record, bound to its key and to a purpose.
+
+        It is text, which never begins like something sealed.
+        """
+        return plain
+
+    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """Return what :meth:`seal_bytes` was given."""
+        if stored.startswith(SEALED):
+            raise SealBroken(_NO_KEYS)
+        return stored
+
+
+_NO_KEYS = "What is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty."

@@ -28,7 +28,8 @@ NAMES = ("sqlite", "psycopg2", "psycopg")
 """SQLAlchemy's names of the dialect and the drivers that there is a file for. The others share one."""
 
 taken: dict[Any, RawConnection] = {}
-"""By the driver's connection, those with a message or a transaction of ours. None keeps its pool's."""
+"""By the driver's connection, those with a message or a transaction of ours, until they are given back,
+in the process that took them. None keeps its pool's."""
 
 
 def let_go() -> None:
@@ -162,10 +163,6 @@ class RawConnection:
         """Return True if the connection is gone, as far as the driver or an error has told."""
         return self.is_gone or bool(getattr(self.driver, "closed", False))
 
-    def is_taken(self) -> bool:
-        """Return True until it is given back, in the process that took it."""
-        return taken.get(self.driver) is self
-
     def leave(self) -> None:
         """Leave the connection to whoever goes on with it."""
         taken.pop(self.driver, None)
@@ -213,7 +210,7 @@ def give_back(held: Any, raw: RawConnection | None) -> None:
 
     It is thrown away if that fails.
     """
-    if raw is not None and raw.is_taken():
+    if raw is not None and taken.get(raw.driver) is raw:
         raw.operation = bool
         try:
             raw.put_right()

@@ -14,7 +14,7 @@ from flask import Flask
 
 from flask_idempotency.core.errors import PROBLEMS, ConfigurationError, OperationFailed, Retryable
 from flask_idempotency.core.keys import KEY_SYNTAX, MAX_LENGTH
-from flask_idempotency.core.storable import REPLAYED, is_stored_by_default
+from flask_idempotency.core.records import REPLAYED, is_stored_by_default
 from flask_idempotency.web.response import MEDIA_TYPE
 from flask_idempotency.web.routes import AppState, app_state, protected_routes
 from flask_idempotency.web.settings import REQUIRED, Route

@@ -10,8 +10,7 @@ from functools import partial
 
 from flask import Flask
 
-from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import TRACEPARENT
+from flask_idempotency.core.records import TRACEPARENT, StoredResponse
 from flask_idempotency.web import signals
 from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import Event

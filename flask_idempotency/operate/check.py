@@ -7,7 +7,6 @@ from typing import Any
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.records import SEALED, Record, StoredResponse
-from flask_idempotency.session.joining import joining_session
 from flask_idempotency.session.operation import OpenTransaction, Operation
 from flask_idempotency.stores.admin import TRIAL, Finding, finding, reason, trial_claim
 from flask_idempotency.web import routes
@@ -104,7 +103,7 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     """Join a session to a claim's transaction. Raises ``IdempotencyError`` if it does not join."""
     subject = "db.session"
     try:
-        joining_session(state.sessions)
+        state.sessions.joining()
         with OpenTransaction(state, Operation(TRIAL, "", None, "", hold.attempt), hold):
             if state.bind_key == state.sessions.usual:  # sessions find other binds by their models
                 state.sessions.current().get_bind(clause=state.table)

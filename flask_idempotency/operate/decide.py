@@ -21,9 +21,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.fingerprint import parse_json
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Sealer
-from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.core.storable import storable
+from flask_idempotency.core.records import Claim, Record, Sealer, storable
 from flask_idempotency.stores.admin import AuditEntry, Line
 from flask_idempotency.web.response import capture, problem_response
 from flask_idempotency.web.routes import AppState, protected_routes

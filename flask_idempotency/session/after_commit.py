@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from flask_idempotency.core.errors import shown
 from flask_idempotency.core.logs import log
+from flask_idempotency.private import begun_by
 
 from .leftovers import waits_for_commit
 from .operation import OpenTransaction, running_operation
-from .sources import sessions_here
-from .sqlalchemy_private import begun_by
+from .sessions import sessions_here
 
 Call = Callable[[], object]
 

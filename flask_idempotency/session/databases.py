@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
+from flask_idempotency.private import connections
 
 from .leftovers import has_written, of_tests
-from .sources import Sessions
-from .sqlalchemy_private import connections
+from .sessions import Sessions
 
 
 @dataclass(eq=False, repr=False)

@@ -15,8 +15,8 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.logs import log
 from flask_idempotency.drivers.raw_connection import raw_of
+from flask_idempotency.private import begun_by, connections
 
-from .sqlalchemy_private import begun_by, connections
 from .transaction import transaction_of
 
 HAS_WRITTEN = """SELECT txid_current_if_assigned() IS NOT NULL AND EXISTS (

@@ -14,11 +14,16 @@ from sqlalchemy.orm import Session
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
 from flask_idempotency.core.records import Process
-from flask_idempotency.flask_context import present, present_context, present_request
+from flask_idempotency.private import (
+    connections,
+    continue_nested,
+    present,
+    present_context,
+    present_request,
+)
 
 from .databases import Databases
 from .leftovers import COMMIT_THEM, end_transactions, has_unsaved, is_explicit, undo
-from .sqlalchemy_private import connections, continue_nested
 from .transaction import FAILED, LATE, OperationTransaction, innermost
 
 T = TypeVar("T")
@@ -168,7 +173,7 @@ class OpenTransaction(Running):
     ) -> None:
         self._databases, self._hold = databases, hold
         self.transaction: OperationTransaction = hold.transaction
-        self.other_binds = databases.engines_of(other_binds)
+        self.other_binds = databases.engines_of(other_binds) if other_binds else frozenset()
         self._modes: dict[Any, Any] = {}  # of the sessions that joined, their join_transaction_mode
         self._has_left = False  # what nobody had committed when the view returned
         try:  # an exit may strike in any line from here on
@@ -230,7 +235,7 @@ class OpenTransaction(Running):
                 )
             return bind
         has_begun = connection in found
-        is_elsewhere = not has_begun and any(each.engine.pool is pool for each in found)
+        is_elsewhere = found and not has_begun and any(each.engine.pool is pool for each in found)
         if is_elsewhere or bind not in (engine, connection):
             transaction.refuse(
                 f"a session of the view of {self.operation.name} has a connection of its own, as its"
@@ -352,3 +357,39 @@ def outer_transaction() -> OpenTransaction | None:
     if running is None or not isinstance(running, OpenTransaction):
         return None
     return running if running.is_open and running.pid == Process.number else None
+
+
+NESTED = (
+    "db.session was inside begin_nested() when the idempotent view began, whose savepoint would be"
+    " around the record's lock: end that before the view"
+)
+
+
+def refuse_inside(databases: Databases) -> None:
+    """Raise ``NotAtomic``, in both, if an atomic view makes the present request to its application."""
+    outer = None if innermost.get() is None else outer_transaction()  # most requests are in none
+    if outer is not None and outer.transaction.connection.engine.pool is databases.database.pool:
+        outer.transaction.refuse(
+            f"the view of {outer.operation.name} made a request to its own application for another"
+            " operation, which could not commit with it: call that view's function, or make the first"
+            " view not atomic"
+        )
+
+
+def to_continue(databases: Databases) -> Connection | None:
+    """The connection of the request's session, if the operation is to continue its transaction.
+
+    None if the session is idle. Raises ``NotAtomic`` for what the operation cannot be a part of.
+    """
+    refuse_inside(databases)
+    session = databases.sessions.joining()
+    transaction = None if session is None else session.get_transaction()
+    if session is None or transaction is None:
+        return None
+    if not transaction.is_active:
+        raise NotAtomic(FAILED)
+    pool = databases.database.pool
+    found = next((each for each in connections(session) if each.engine.pool is pool), None)
+    if session.in_nested_transaction() or (found is not None and found.in_nested_transaction()):
+        raise NotAtomic(NESTED)
+    return found

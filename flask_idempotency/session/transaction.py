@@ -1,8 +1,9 @@
 """The transaction of an operation: one connection of SQLAlchemy's, whose COMMIT is ours.
 
-A session joins it by SQLAlchemy's own recipe (:mod:`.joining`): each of its transactions is a savepoint
-here, a *unit*. What SQLAlchemy asks of its dialect, to set, release or roll back to a savepoint, to
-commit and to roll back, comes here first, and so does each statement, by the dialect's events.
+A session joins it by SQLAlchemy's own recipe (:mod:`.sessions`): each of its transactions is a
+savepoint here, a *unit*. What SQLAlchemy asks of its dialect, to set, release or roll back to a
+savepoint, to commit and to roll back, comes here first, and so does each statement, by the dialect's
+events.
 
 A savepoint is set, and rolled back to, at once. Only a RELEASE waits, as it changes nothing that
 anybody could see: it is sent with the next savepoint, or in front of what comes next.
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, NoReturn
 from weakref import WeakSet, ref
 
@@ -109,6 +111,9 @@ class _Savepoint:
     did: bool
 
 
+_NAME = attrgetter("name")
+
+
 @dataclass(eq=False, repr=False)
 class OperationTransaction:
     """The transaction on ``connection``, which is ``raw`` and holds the record's row.
@@ -179,7 +184,8 @@ class OperationTransaction:
     def savepoint(self, name: str) -> None:
         """Set a savepoint: the unit of a session that begins, or one inside."""
         owner, self._beginner = self._beginner, None
-        self._check()
+        if self.is_over:
+            raise NotAtomic(LATE)
         sql, self.first = self.first or name, None
         if sql is name:
             self._waiting.append(f"SAVEPOINT {name}")
@@ -189,7 +195,8 @@ class OperationTransaction:
 
     def release(self, name: str) -> None:
         """Release a savepoint. Raises what a COMMIT would raise, if it is a unit."""
-        self._check()
+        if self.is_over:
+            raise NotAtomic(LATE)
         if not self._savepoints or self._savepoints[-1].name != name:
             self.refuse(OVERLAP)
         done = self._savepoints[-1]
@@ -226,7 +233,7 @@ class OperationTransaction:
 
     def roll_back_to(self, name: str) -> None:
         """Roll back to a savepoint and release it, at once: that frees locks."""
-        names = [each.name for each in self._savepoints]
+        names = list(map(_NAME, self._savepoints))
         if name not in names or self.is_over:
             return
         place = names.index(name)
@@ -245,7 +252,8 @@ class OperationTransaction:
 
     def before(self, cursor: Any, text: object) -> None:
         """A statement is about to be sent: refuse it, or send first what belongs in front of it."""
-        self._check()
+        if self.is_over:  # or the operation is of a parent process
+            raise NotAtomic(LATE)
         if not isinstance(text, str) or (traits := guard.traits_of(text)).is_refused:
             self.refuse(guard.REFUSED)
         if self.raw.status() == IDLE:
@@ -266,16 +274,13 @@ class OperationTransaction:
             self._waiting.append(f"RELEASE {self.first}")
             self.first = None
         if self._waiting:
-            self._send(self._waiting)
+            self._exchange(partial(self.raw.send, "", None, self._waiting))
             self._waiting = []
-
-    def _send(self, first: list[str], text: str = "") -> Any:
-        if self.raw.status() == IDLE:  # SQLite would begin another one
-            self.refuse(NOT_OURS)
-        return self._exchange(lambda: self.raw.send(text, None, first))
 
     def _exchange(self, send: Callable[[], Any]) -> Any:
         """Send something of ours. After an error, all waits for a rollback, as after the view's own."""
+        if self.raw.status() == IDLE:  # SQLite would begin another transaction
+            self.refuse(NOT_OURS)
         try:
             return send()
         except IdempotencyError as error:
@@ -318,7 +323,7 @@ class OperationTransaction:
             return True
         try:
             self.flush()
-            return bool(self._send([], HAS_NUMBER)[0][0][0])
+            return bool(self._exchange(partial(self.raw.send, HAS_NUMBER))[0][0][0])
         except exc.DBAPIError as error:
             raise self.broken or NotAtomic(FAILED) from error
 
@@ -351,11 +356,6 @@ class OperationTransaction:
         """Break the operation for good: what the view did would split it from its record."""
         self.broken = NotAtomic(what)
         raise self.broken
-
-    def _check(self) -> None:
-        """Raise ``NotAtomic`` for what is sent after the end, or by a forked child."""
-        if self.is_over:
-            raise NotAtomic(LATE)
 
     # The end.
 

@@ -94,8 +94,8 @@ class OwnRedis(Redis):
         super().__init__(**options)
         self._idle: deque[Any] = deque()  # a pool of redis-py's own takes three times as long
 
-    def exchange(self, command: tuple[Any, ...]) -> Iterator[Any]:
-        """Send a command; when asked again, yield its reply.
+    def send(self, *command: Any) -> Reply:
+        """Send a command; the function that is returned reads its reply.
 
         **No reply is ever read as that of another command.** A connection is kept for the next one only
         after its reply was read; whatever happens before (an error, ``SystemExit``, nobody asking for
@@ -104,13 +104,19 @@ class OwnRedis(Redis):
         connection = self._connection()
         try:
             connection.send_command(*command)
-            yield None
+        except BaseException:
+            connection.disconnect()
+            raise
+        return partial(self._read, connection)
+
+    def _read(self, connection: Any) -> Any:
+        try:
             reply = connection.read_response(disable_decoding=True)
         except BaseException:
             connection.disconnect()
             raise
         self._idle.append(connection)
-        yield reply
+        return reply
 
     def _connection(self) -> Any:
         """Return one that is idle and still open, or a new one; never one of a parent process."""
@@ -139,18 +145,20 @@ def client_from_url(url: str) -> Redis:
     return client
 
 
-def send(client: Client, *command: Any) -> Reply:
-    """Send a command; the function that is returned gives its reply, undecoded. Call it once, or never.
+def sender(client: Client) -> Callable[..., Reply]:
+    """What sends a command, and returns the function that gives its reply, undecoded.
 
-    On our own client it waits for the reply only then, so PostgreSQL commits meanwhile; any other
-    client waits for it here.
+    Call that once, or never. On our own client it waits for the reply only then, so PostgreSQL commits
+    meanwhile; any other client waits for it when it sends.
     """
-    if not isinstance(client, OwnRedis):
+    if isinstance(client, OwnRedis):
+        return client.send
+
+    def send(*command: Any) -> Reply:
         reply = client.execute_command(*command, NEVER_DECODE=True)
         return lambda: reply
-    exchange = client.exchange(command)
-    next(exchange)
-    return partial(next, exchange)
+
+    return send
 
 
 def cause(error: Exception) -> str:
@@ -168,12 +176,13 @@ class RedisLock(Lock):
         self, client: Client, prefix: str, *, on_failure: Callable[[Exception], object] = bool
     ) -> None:
         self._client, self._prefix, self._on_failure = client, prefix, on_failure
+        self._send = sender(client)
         self._skip_until, self._why = 0.0, ""  # while Redis works
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
         value, lasts = _value(claim), int(LOCK_SECONDS * 1000)
-        match self._ask("EVAL", ACQUIRE, 1, self._name(claim.key), value, lasts)():
+        match self._ask("EVAL", ACQUIRE, 1, self._prefix + claim.key.hex(), value, lasts)():
             case [held, _] if held == value:  # also if it is from before, and the reply was lost
                 return Glance.MINE
             case [bytes(held), int(left)]:
@@ -185,7 +194,7 @@ class RedisLock(Lock):
 
     def release(self, claim: Claim) -> None:
         """Release the lock, if the value is still this claim's."""
-        self._ask("EVAL", RELEASE, 1, self._name(claim.key), _value(claim))()
+        self._ask("EVAL", RELEASE, 1, self._prefix + claim.key.hex(), _value(claim))()
 
     def finish(self, claim: Claim) -> Callable[[], object]:
         """Leave the marker in place of whatever lock there is, even of somebody else's.
@@ -194,7 +203,7 @@ class RedisLock(Lock):
         in the wrong place, such as that of a commit that failed, costs one look at the records.
         """
         lasts = int(min(MARKER_SECONDS, claim.ttl_seconds) * 1000) or 1
-        return self._ask("SET", self._name(claim.key), b"1:done", "PX", lasts)
+        return self._ask("SET", self._prefix + claim.key.hex(), b"1:done", "PX", lasts)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Delete the markers and locks of some keys: of records that are erased. Never raises.
@@ -202,7 +211,7 @@ class RedisLock(Lock):
         If Redis fails, it forgets them by itself after :data:`MARKER_SECONDS`.
         """
         for key in keys:
-            self._ask("DEL", self._name(key))()
+            self._ask("DEL", self._prefix + key.hex())()
 
     def examine(self) -> Iterator[Finding]:
         """Check that a lock can be taken and released, and that nobody waits long for Redis.
@@ -232,35 +241,42 @@ class RedisLock(Lock):
             remedy = "give the client retry=Retry(NoBackoff(), 0), and time-outs of at most 0.2 s"
             yield Finding("advice", "Redis client", text, remedy)
 
-    def _name(self, key: bytes) -> str:
-        return self._prefix + key.hex()
-
     def _ask(self, *command: Any) -> Reply:
         """Send a command; what is returned reads the reply: None if Redis fails or is left alone."""
-        exchange = self._exchange(command)
-        next(exchange)
-        return partial(next, exchange, None)
-
-    def _exchange(self, command: tuple[Any, ...]) -> Iterator[Any]:
-        """Send a command; when asked again, yield its reply. If that fails, begin a pause."""
-        result, pause_ends, now = None, self._skip_until, time.monotonic()
+        pause_ends, now = self._skip_until, time.monotonic()
+        if now < pause_ends:
+            return _no_reply
+        if pause_ends:  # this request probes; all others still go without
+            self._skip_until = now + PAUSE_SECONDS
         try:
-            if now >= pause_ends:
-                if pause_ends:  # this request probes; all others still go without
-                    self._skip_until = now + PAUSE_SECONDS
-                reply = send(self._client, *command)
-                yield None
-                result = reply()
-                if pause_ends:
-                    self._skip_until = 0.0
-                    log.info("Redis works again")
+            reply = self._send(*command)
         except Exception as error:  # whatever goes wrong there, the records decide
-            worked, self._skip_until = not self._skip_until, time.monotonic() + PAUSE_SECONDS
-            self._why = cause(error)
-            if worked:
-                log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, self._why)
-            self._on_failure(error)
-        yield result
+            self._pause(error)
+            return _no_reply
+
+        def read() -> Any:
+            try:
+                result = reply()
+            except Exception as error:
+                self._pause(error)
+                return None
+            if pause_ends:
+                self._skip_until = 0.0
+                log.info("Redis works again")
+            return result
+
+        return read
+
+    def _pause(self, error: Exception) -> None:
+        worked, self._skip_until = not self._skip_until, time.monotonic() + PAUSE_SECONDS
+        self._why = cause(error)
+        if worked:
+            log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, self._why)
+        self._on_failure(error)
+
+
+def _no_reply() -> None:
+    """Redis is left alone."""
 
 
 def _value(claim: Claim) -> bytes:

@@ -32,7 +32,7 @@ from flask_idempotency.core.records import OBSERVED, SEALED_TEXT, Claim, Record,
 
 from .admin import WAITING, Finding, Line, Overview, finding
 from .holds import Lease
-from .lock import Client, cause, send
+from .lock import Client, cause, sender
 from .sql_admin import SqlAdmin
 
 # -> the server's time in milliseconds, and the record with so many bytes of its body
@@ -261,6 +261,7 @@ class RedisRecords:
 
     def __init__(self, client: Client, prefix: str) -> None:
         self.client, self.prefix, self.messages = client, f"{prefix}record:", self
+        self._send = sender(client)
 
     def admin(self) -> RedisAdmin:
         """Return the operator's side."""
@@ -342,7 +343,7 @@ class RedisRecords:
 
     def _run(self, script: str, key: bytes, *arguments: Any) -> Any:
         command = "EVAL", script, 1, self.prefix + key.hex(), *arguments
-        return _twice(lambda: send(self.client, *command)())  # noqa: PLW0108 -- each time anew
+        return _twice(lambda: self._send(*command)())  # noqa: PLW0108 -- each time anew
 
 
 class RedisLease(Lease):

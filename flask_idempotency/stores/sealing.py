@@ -13,8 +13,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import ConfigurationError, RecordBroken, SealBroken
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.ports import Sealer
-from flask_idempotency.core.records import SEALED, Claim, Record, StoredResponse
+from flask_idempotency.core.records import SEALED, Claim, Record, Sealer, StoredResponse
 
 _KEY_BYTES = 32
 _KEY_ID_BYTES = 8

@@ -22,7 +22,7 @@ from flask_idempotency.core.records import SEALED_TEXT, State, StoredResponse, S
 
 from .admin import AuditEntry, Finding, Line, Overview, finding, read_audit, read_time, reason
 from .postgres import statements
-from .postgres.messages import LOCK_NOT_AVAILABLE, QUERY_CANCELED
+from .postgres.errors import LOCK_NOT_AVAILABLE, QUERY_CANCELED
 
 _CREATE = "run `flask idempotency create-table`"
 _MIGRATE = "make a migration (the table is part of db.metadata)"

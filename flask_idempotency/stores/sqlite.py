@@ -24,7 +24,7 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of
+from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of, taken
 from flask_idempotency.session.transaction import FIRST, NOT_OURS, OperationTransaction
 
 from .holds import Hold, Lease, SqlRecords
@@ -124,7 +124,7 @@ class Messages:
         finally:
             if not raw.operation() and connection is None:
                 give_back(held, raw)
-            elif not raw.operation() and raw.is_taken():
+            elif not raw.operation() and taken.get(raw.driver) is raw:
                 raw.put_right()
 
     def prepared(self, template: str) -> str:

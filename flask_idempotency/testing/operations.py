@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
 
 from flask_idempotency.client.keys import new_key
-from flask_idempotency.core.storable import REPLAYED
+from flask_idempotency.core.records import REPLAYED
 from flask_idempotency.web.routes import app_state
 from flask_idempotency.web.signals import OUTCOMES, Event
 

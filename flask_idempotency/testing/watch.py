@@ -38,7 +38,7 @@ _execution: ContextVar[Execution | None] = ContextVar("flask_idempotency_watched
 @contextmanager
 def watched(state: AppState, watch: Watch) -> Iterator[None]:
     """Let ``watch`` know what happens in an application."""
-    session_class = cast("Any", state.sessions.factory.class_)
+    session_class = cast("Any", state.sessions.let_join().class_)
     inner_decide, inner_commit = DecisionEngine.decide, session_class.commit
 
     def decide(engine: DecisionEngine, *args: Any, **options: Any) -> Decision:

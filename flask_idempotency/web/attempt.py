@@ -22,9 +22,8 @@ from flask import Response
 
 from flask_idempotency.core import errors
 from flask_idempotency.core.engine import Execution
-from flask_idempotency.core.machine import Phase
+from flask_idempotency.core.machine import Phase, outcome_after
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.leftovers import end_view, waits_for_commit
 from flask_idempotency.session.operation import OpenTransaction, Operation, Running

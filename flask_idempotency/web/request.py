@@ -40,7 +40,7 @@ from flask_idempotency.core.keys import (
     parse_key,
 )
 from flask_idempotency.core.records import OBSERVED, Claim
-from flask_idempotency.flask_context import functions_after_request, present_context, present_request
+from flask_idempotency.private import functions_after_request, present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 
 from . import forms

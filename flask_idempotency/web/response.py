@@ -17,9 +17,8 @@ from flask_idempotency.core.errors import (
     ReplayForbidden,
     ResponseNotKept,
 )
-from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import POINTERS, REPLAYED, storable
-from flask_idempotency.flask_context import needed_app, present_request
+from flask_idempotency.core.records import POINTERS, REPLAYED, StoredResponse, storable
+from flask_idempotency.private import needed_app, present_request
 from flask_idempotency.session.operation import Operation
 
 from .request import Request

@@ -18,7 +18,8 @@ from werkzeug.routing import Rule
 
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.ports import Lock, Records, Sealer
+from flask_idempotency.core.ports import Lock, Records
+from flask_idempotency.core.records import Sealer
 from flask_idempotency.session.databases import Databases
 
 from .purging import Purge

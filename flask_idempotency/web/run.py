@@ -16,7 +16,7 @@ from flask_idempotency.core import errors
 from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import legible
-from flask_idempotency.flask_context import present_context
+from flask_idempotency.private import present_context
 from flask_idempotency.session.operation import running_operation
 from flask_idempotency.session.transaction import innermost
 

@@ -25,10 +25,10 @@ from werkzeug.local import LocalProxy
 from flask_idempotency.core.errors import AUTOCOMMIT, ConfigurationError, ScopeUnknown, shown
 from flask_idempotency.core.fingerprint import parse_pointer
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.flask_context import behind
+from flask_idempotency.core.records import is_stored_by_default
+from flask_idempotency.private import behind
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.session.sources import Sessions
+from flask_idempotency.session.sessions import Sessions
 
 PREFIX = "IDEMPOTENCY_"
 

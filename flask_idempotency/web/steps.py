@@ -20,9 +20,8 @@ from flask_idempotency.core import errors
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import legible
-from flask_idempotency.session.joining import to_continue
 from flask_idempotency.session.leftovers import holds_changes, refuse_changes, undo
-from flask_idempotency.session.operation import OpenTransaction, Operation
+from flask_idempotency.session.operation import OpenTransaction, Operation, to_continue
 
 from .routes import AppState
 from .settings import NAMES, OPTIONS, checked, is_name

@@ -30,15 +30,19 @@ from flask_idempotency.core.engine import DecisionEngine, Execution
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, Problem, StoreUnavailable
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.records import Claim
-from flask_idempotency.flask_context import (
+from flask_idempotency.private import (
     needed_app,
     needed_request,
     override_process_response,
     present,
 )
-from flask_idempotency.session.joining import joining_session, refuse_inside, to_continue
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
-from flask_idempotency.session.operation import Operation, running_operation
+from flask_idempotency.session.operation import (
+    Operation,
+    refuse_inside,
+    running_operation,
+    to_continue,
+)
 
 from . import signals
 from .attempt import Attempt, LeasedAttempt
@@ -320,7 +324,7 @@ def _placed(state: AppState, route: Route, claim: Claim) -> tuple[DecisionEngine
     """
     if state.app.config["TESTING"] and (engine := state.of_test()) is not None:
         refuse_inside(state)
-        joining_session(state.sessions)
+        state.sessions.joining()
         return engine, claim
     if route.atomic:
         if (connection := to_continue(state)) is not None:

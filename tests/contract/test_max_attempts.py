@@ -20,7 +20,8 @@ from flask_idempotency import (
 )
 from flask_idempotency.cli import cli
 from flask_idempotency.core.engine import DecisionEngine
-from flask_idempotency.core.ports import Lock, Sealer
+from flask_idempotency.core.ports import Lock
+from flask_idempotency.core.records import Sealer
 from tests.contract import test_requests
 from tests.contract.claims import RESPONSE, a_claim, again
 from tests.contract.test_requests import TRANSACTIONAL, Shop

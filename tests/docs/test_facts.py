@@ -19,7 +19,7 @@ from flask_idempotency.cli import cli
 from flask_idempotency.cli.listing import STATES
 from flask_idempotency.client import IdempotentSession
 from flask_idempotency.core.errors import Problem
-from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT
+from flask_idempotency.core.records import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
 from flask_idempotency.stores.lock import TIMEOUT_SECONDS
 from flask_idempotency.web.settings import OPTIONS, SETTINGS, RunOptions, Settings

@@ -11,7 +11,7 @@ import pytest
 import flask_idempotency
 from flask_idempotency.cli.listing import STATES
 from flask_idempotency.core.machine import Situation
-from flask_idempotency.core.storable import NOT_STORED
+from flask_idempotency.core.records import NOT_STORED
 from tests.docs.pages import PAGES, RECIPES, ROOT, apps, blocks, name_of
 
 

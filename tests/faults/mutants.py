@@ -19,14 +19,13 @@ from flask_idempotency.core.machine import Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.drivers.raw_connection import raw_of
-from flask_idempotency.session.joining import JoiningSession
+from flask_idempotency.session.sessions import JoiningSession
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores import lock as redis
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.holds import Hold, SqlRecords
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.stores.postgres.store import PostgresRecords
+from flask_idempotency.stores.postgres.store import Messages, PostgresRecords
 from flask_idempotency.web import settings
 
 

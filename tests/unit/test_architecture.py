@@ -18,14 +18,14 @@ ROOT = Path(flask_idempotency.__file__).parent
 # What each room may import besides itself.
 ROOMS = {
     "core": set(),
-    "flask_context": set(),
+    "private": set(),
     "drivers": {"core"},
-    "session": {"core", "drivers", "flask_context"},
+    "session": {"core", "drivers", "private"},
     "stores": {"core", "drivers", "session"},
-    "web": {"core", "flask_context", "session"},
+    "web": {"core", "private", "session"},
     "client": {"core"},
     "extension": {"core", "drivers", "session", "stores", "web", "console"},
-    "operate": {"core", "flask_context", "session", "stores", "web"},
+    "operate": {"core", "private", "session", "stores", "web"},
     "cli": {"core", "operate", "stores", "web"},
     "console": {"core", "operate", "stores", "web"},
     "integrations": {"core", "operate", "web"},
@@ -36,7 +36,7 @@ ROOMS = {
 # The packages that each room may import. The standard library is free, but for what core may not do.
 PACKAGES = {
     "core": set(),
-    "flask_context": {"flask"},
+    "private": {"flask", "sqlalchemy"},
     "drivers": {"sqlalchemy", "psycopg2", "psycopg"},
     "session": {"sqlalchemy", "flask", "flask_sqlalchemy"},
     "stores": {"sqlalchemy", "redis", "cryptography"},

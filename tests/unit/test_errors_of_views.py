@@ -4,7 +4,7 @@ import pytest
 
 from flask_idempotency import ConfigurationError, KeyReused, Retryable, TransactionConflict
 from flask_idempotency.core.errors import LeaseLost, RecordBroken
-from flask_idempotency.core.storable import outcome_after
+from flask_idempotency.core.machine import outcome_after
 
 
 class Stopped(Exception):

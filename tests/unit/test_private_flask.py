@@ -15,7 +15,7 @@ import werkzeug
 from flask import Flask, after_this_request, g, request
 
 import flask_idempotency
-from flask_idempotency.flask_context import (
+from flask_idempotency.private import (
     functions_after_request,
     needed_request,
     present_context,
@@ -23,7 +23,7 @@ from flask_idempotency.flask_context import (
 )
 
 PACKAGE = Path(flask_idempotency.__file__).parent
-THE_FILE = PACKAGE / "flask_context.py"
+THE_FILE = PACKAGE / "private.py"
 OTHERS = ("flask.", "werkzeug.")
 
 TAKE_THE_CONTEXT = {

@@ -17,13 +17,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import flask_idempotency
+from flask_idempotency.private import connections, continue_nested
 from flask_idempotency.session.databases import most_connections
-from flask_idempotency.session.sqlalchemy_private import connections, continue_nested
 from flask_idempotency.stores.own_pool import apart
 
 ROOT = Path(flask_idempotency.__file__).parent
 USED = {
-    "sqlalchemy": {"session/sqlalchemy_private.py": {"_connections"}},
+    "sqlalchemy": {"private.py": {"_connections"}},
     "psycopg": {},
     "psycopg2": {},
     "flask_sqlalchemy": {},
@@ -33,8 +33,8 @@ USED = {
 
 OF_OTHERS = {
     "integrations/wtf.py": {"_value"},  # WTForms'
-    "flask_context.py": {"_get_current_object"},  # Flask's
-    "stores/postgres/messages.py": {"_asdict"},  # of named tuples
+    "private.py": {"_get_current_object"},  # Flask's
+    "stores/postgres/store.py": {"_asdict"},  # of named tuples
 }
 """What others call the same."""
 

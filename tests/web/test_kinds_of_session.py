@@ -160,5 +160,5 @@ def test_what_is_no_session_is_refused_with_what_is_allowed(kind, given, said):
 
 
 def test_the_package_does_not_need_lite():
-    source = (ROOT / "flask_idempotency/session/sources.py").read_text("utf-8")
+    source = (ROOT / "flask_idempotency/session/sessions.py").read_text("utf-8")
     assert not re.search("(?m)^ *(?:import|from) flask_sqlalchemy_lite", source)

@@ -14,8 +14,7 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.stores import lock as redis
 from flask_idempotency.stores.holds import Hold, SqlRecords
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.stores.postgres.store import PostgresRecords
+from flask_idempotency.stores.postgres.store import Messages, PostgresRecords
 from tests.faults import mutants
 from tests.faults.explore.schedules import Report, explore
 from tests.faults.explore.steps import ANSWER_LOST, Servers

@@ -10,8 +10,8 @@ from typing import Any
 from flask_idempotency.core.engine import DecisionEngine, Execution, Replay
 from flask_idempotency.core.errors import KeyReused, NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.ports import Lock, Sealer
-from flask_idempotency.core.records import Claim, State, StoredResponse
+from flask_idempotency.core.ports import Lock
+from flask_idempotency.core.records import Claim, Sealer, State, StoredResponse
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.lock import RedisLock
 from tests.drivers import own_cursor

@@ -1,8 +1,15 @@
-"""Where an application's sessions and engines come from, whatever made them.
+"""The application's own sessions, whatever made them, and how they join an operation's transaction.
 
-The extension asks no other file about Flask-SQLAlchemy, Flask-SQLAlchemy-Lite or a ``scoped_session``
-of SQLAlchemy's own. Names of engines are bind keys in the first, the names in ``SQLALCHEMY_ENGINES`` in
-the second; the last has one engine.
+No other file asks about Flask-SQLAlchemy, Flask-SQLAlchemy-Lite or a ``scoped_session`` of SQLAlchemy's
+own. Names of engines are bind keys in the first, the names in ``SQLALCHEMY_ENGINES`` in the second; the
+last has one engine.
+
+Sessions join by SQLAlchemy's recipe. One that works on a connection whose transaction is somebody
+else's, with ``join_transaction_mode="create_savepoint"``, does each of its own transactions in a
+savepoint (SQLAlchemy documentation, "Joining a Session into an External Transaction").
+Flask-SQLAlchemy's ``get_bind`` looks engines up by bind key and ignores a connection that it is given.
+So the session's class gets a ``get_bind`` on top, which holds for sessions that ``db.session.remove()``
+makes room for.
 """
 
 from __future__ import annotations
@@ -14,10 +21,51 @@ from typing import Any, NoReturn
 
 from flask import Flask, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, MetaData
+from sqlalchemy import Connection, Engine, MetaData
 from sqlalchemy.orm import Session, sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, shown
+
+from .guard import REFUSED
+from .transaction import LASTING, innermost
+
+
+class JoiningSession:
+    """Put before the application's session class: works on a running operation's connection."""
+
+    def get_bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
+        """The operation's connection in place of its engine: see :meth:`OpenTransaction.bind_of`."""
+        bind: Any = super().get_bind(*args, **kwargs)  # type: ignore[misc]
+        running = innermost.get()
+        if running is not None and running.has_joined(self):
+            bind = running.bind_of(self, bind, kwargs)
+        return bind  # type: ignore[no-any-return]
+
+    def connection(self, *args: Any, **kwargs: Any) -> Connection:
+        """The session's connection, by which a view reaches the driver's."""
+        running = innermost.get()
+        if running is None or not running.has_joined(self):
+            return super().connection(*args, **kwargs)  # type: ignore[misc, no-any-return]
+        if LASTING.intersection(kwargs.get("execution_options") or ()):
+            running.transaction.refuse(REFUSED)
+        if given := args[0] if args else kwargs.get("bind_arguments"):
+            args, kwargs["bind_arguments"] = (), {"bind": self.get_bind(**given)}
+        connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
+        if running.transaction.connection is connection:
+            running.transaction.show()
+        return connection
+
+
+def _joining(kind: type[Any]) -> type[Any]:
+    if kind.get_bind is JoiningSession.get_bind:
+        return kind
+    if issubclass(kind, JoiningSession):
+        raise ConfigurationError(
+            "db.session does not join the operation's transaction, so a view's writes would not be"
+            f" protected: something has put {kind.__qualname__} in the place of its class. Give the"
+            " object that makes the sessions your own class before idempotency.init_app()"
+        )
+    return type(kind.__name__, (JoiningSession, kind), {})
 
 
 class Sessions:
@@ -40,13 +88,29 @@ class Sessions:
         self._holder, self.engines, self._metadata = holder, engines, metadata
         self._factory, self.usual = factory, usual
 
-    @property
-    def factory(self) -> sessionmaker[Any]:
-        """What makes the sessions, of its own class. Raises ``ConfigurationError`` if nothing does."""
+    def let_join(self) -> sessionmaker[Any]:
+        """Let sessions join operations, those that are made from now on; what makes them.
+
+        Raises ``ConfigurationError`` if nothing does, of a class of its own.
+        """
         factory = self._factory or getattr(self._holder.session, "session_factory", None)
         if not isinstance(factory, sessionmaker):
             _refuse("the session is not a scoped_session over a sessionmaker, so it cannot be joined")
+        if factory.class_.get_bind is not JoiningSession.get_bind:
+            factory.class_ = _joining(factory.class_)
         return factory
+
+    def joining(self) -> Session | None:
+        """The present session, if it has been used. From now on it joins operations.
+
+        Asked for each operation: something else, such as a test's double, may make the sessions by now.
+        Raises ``ConfigurationError`` if they would not join.
+        """
+        self.let_join()
+        session = self.present()
+        if session is not None:
+            session.__class__ = _joining(type(session))
+        return session
 
     def present(self) -> Session | None:
         """The session of the present application context, if it has been used.
@@ -82,7 +146,7 @@ def sessions_of(app: Flask, db: Any, session: Any, metadata: Any) -> Sessions:
         _refuse("both db and session were given")
     if session is not None:
         holder = SimpleNamespace(session=session)
-        bind = Sessions(holder, {}, None).factory.kw.get("bind")
+        bind = Sessions(holder, {}, None).let_join().kw.get("bind")
         if not isinstance(bind, Engine):
             _refuse(f"the session's bind is {shown(bind)}")
         return Sessions(holder, {None: bind}, _checked(metadata))

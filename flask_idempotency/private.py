@@ -1,4 +1,4 @@
-"""What is private in Flask, or differs between its releases. No other file uses any of that.
+"""What is private in Flask or SQLAlchemy, or differs between releases of Flask. No other file uses it.
 
 Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
 
@@ -8,19 +8,27 @@ Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
   inside a request; what was there before, its ``_cv_token`` knows.
 * ``_after_request_functions`` of the request's context is the list for ``flask.after_this_request``.
 
-``tests/unit/test_private_flask.py`` fails when a release changes this.
+Seen in SQLAlchemy 2.0.26, 2.0.58 and 2.1.9: ``_connections`` of a session's transaction has, for each
+engine or connection that it was asked for with, the connection, the transaction on it, whether to
+commit that, and whether to close the connection.
+
+``tests/unit/test_private_flask.py`` and ``test_private_sqlalchemy.py`` fail when a release changes it.
 """
+
+# ruff: noqa: SLF001 -- this is what the file is for
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from functools import partial
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 import flask.globals
 from flask.globals import _cv_app
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session, SessionTransaction
 
 _cv_request: ContextVar[Any] = getattr(flask.globals, "_cv_request", _cv_app)
 _is_merged = _cv_request is _cv_app
@@ -28,20 +36,20 @@ _is_merged = _cv_request is _cv_app
 
 def _request_around(context: Any) -> Any:
     """The request of a merged context, or of the one in which that was pushed: as before 3.2."""
-    while context._request is None:  # noqa: SLF001
-        token = context._cv_token  # noqa: SLF001
+    while context._request is None:
+        token = context._cv_token
         if token is None or token.old_value is Token.MISSING:
             return None
         context = token.old_value
-    return context._request  # noqa: SLF001
+    return context._request
 
 
 _request_of: Callable[[Any], Any] = _request_around if _is_merged else attrgetter("request")
 
-needed_request: Callable[[], flask.Request] = flask.request._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001
+needed_request: Callable[[], flask.Request] = flask.request._get_current_object  # type: ignore[attr-defined]
 """The present request. Raises Flask's ``RuntimeError`` outside one."""
 
-needed_app: Callable[[], flask.Flask] = flask.current_app._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001
+needed_app: Callable[[], flask.Flask] = flask.current_app._get_current_object  # type: ignore[attr-defined]
 """The present application. Raises Flask's ``RuntimeError`` outside its context."""
 
 behind: Callable[[Any], Any] = methodcaller("_get_current_object")
@@ -71,7 +79,7 @@ def present_context() -> Any:
 
 def functions_after_request() -> list[Callable[[Any], Any]]:
     """Return Flask's own list of what ``flask.after_this_request`` has registered."""
-    functions: list[Callable[[Any], Any]] = _cv_request.get()._after_request_functions  # noqa: SLF001
+    functions: list[Callable[[Any], Any]] = _cv_request.get()._after_request_functions
     return functions
 
 
@@ -82,3 +90,42 @@ def override_process_response(app: flask.Flask, function: Callable[..., flask.Re
     for ``after_request`` would cost each request of the application ten calls more.
     """
     app.process_response = partial(function, app.process_response)  # type: ignore[method-assign]
+
+
+# Of SQLAlchemy.
+
+_CONNECTION = itemgetter(0)
+
+
+def connections(session: Session) -> set[Connection]:
+    """The connections of the session's present transaction."""
+    transaction = session.get_transaction()
+    return set() if transaction is None else set(map(_CONNECTION, transaction._connections.values()))
+
+
+def begun_by(session: Session) -> list[SessionTransaction]:
+    """The transactions that the session has open, each inside the next one.
+
+    A listener that calls ``begin_nested()`` when one ends may leave one behind whose root is gone.
+    """
+    found, transaction = [], session.get_nested_transaction()
+    while transaction is not None:
+        found.append(transaction)
+        transaction = transaction.parent
+    root = session.get_transaction()
+    if found and found[-1] is root:
+        return found
+    return [] if root is None else [root]
+
+
+def continue_nested(session: Session, connection: Connection) -> None:
+    """Let the session's transactions go on in savepoints of ``connection``, which they are in.
+
+    When one ends, its savepoint ends, and neither the connection's transaction nor its time with us.
+    """
+    for each in reversed(begun_by(session)):
+        if connection in each._connections:
+            nested: Any = (connection, connection.begin_nested(), True, False)
+            for bind, found in list(each._connections.items()):
+                if found[0] is connection:
+                    each._connections[bind] = nested
