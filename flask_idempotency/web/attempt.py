@@ -114,6 +114,7 @@ class Attempt:
         Raises all other errors: they go the way that they go in any application.
         """
         self._error = error
+        signals.tell_mistake(self._state, self._current.name, error)
         try:
             try:
                 self._judge(error)
@@ -177,6 +178,7 @@ class Attempt:
                 response, stored, _is_stored = self._made(function())
             except Exception as error:
                 self._error = error
+                signals.tell_mistake(self._state, self._current.name, error)
                 self._judge(error)
                 self._lost(error)
                 raise
@@ -258,7 +260,8 @@ class Attempt:
 
     def _lost(self, error: BaseException | None) -> None:  # noqa: ARG002
         """Nothing makes a response of ``error``: say what is undone, or store that it has failed."""
-        self._warn_undone(None)
+        if self._current.home is not None:  # the caller of run() gets it
+            self._warn_undone(None)
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
         """End the view's part, and :meth:`_commit`. ``is_settled`` is what :meth:`_is_settled` says."""

@@ -14,7 +14,7 @@ import time
 from binascii import b2a_base64
 from contextlib import suppress
 from os import urandom
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import IO, Any, cast
 
 import flask
@@ -85,7 +85,7 @@ class Request(Subject):
     """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
     It is about one operation at most. ``route`` has the options of that, ``dispatched`` those of the
-    endpoint that Flask has called.
+    endpoint that Flask has called; ``entering`` is held while it finds out what it is about.
     """
 
     route: Route
@@ -106,7 +106,7 @@ class Request(Subject):
 
         The application ``context`` remembers the first request: a view's own requests share it.
         """
-        self.state, self.make_response = state, state.app.make_response
+        self.state, self.make_response, self.entering = state, state.app.make_response, Lock()
         if request is not None:
             request._flask_idempotency = self  # noqa: SLF001
             if _OUTERMOST not in context.__dict__:
@@ -318,7 +318,8 @@ class Body:
         """
         if not self._is_read:
             try:
-                if self._is_untouched(request, route.max_request_bytes or settings.max_request_bytes):
+                of_route, usual = route.max_request_bytes, settings.max_request_bytes
+                if self._is_untouched(request, usual if of_route is None else of_route):
                     self.data = request.get_data()
                 else:
                     limit, parsed_limit = self._limits(request, route, settings)

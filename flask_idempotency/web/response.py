@@ -104,8 +104,10 @@ def respond_to(state: AppState, problem: IdempotencyError) -> Response:
 def _completed(response: Response, problem: IdempotencyError) -> Response:
     """With the headers that every response to a problem has."""
     keep_from_caches(response)
-    if problem.retry_after is not None and "Retry-After" not in response.headers:
-        response.headers.add("Retry-After", str(problem.retry_after))
+    headers = getattr(problem, "headers", ())  # such as where to look for the result
+    if problem.retry_after is not None:
+        headers = (*headers, ("Retry-After", str(problem.retry_after)))
+    response.headers.extend([line for line in headers if line[0] not in response.headers])
     return response
 
 

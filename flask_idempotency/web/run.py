@@ -17,6 +17,7 @@ from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import legible
 from flask_idempotency.private import present_context
+from flask_idempotency.session.leftovers import holds_changes, refuse_changes
 from flask_idempotency.session.operation import running_operation
 from flask_idempotency.session.transaction import innermost
 
@@ -24,7 +25,7 @@ from .attempt import Attempt
 from .request import Request, is_in_thread_of_request, new_claim
 from .routes import AppState, app_state, resolved, supported
 from .settings import NOT_GIVEN, Route, RunOptions, read_options
-from .signals import reject
+from .signals import reject, tell_mistake
 from .steps import encoded
 from .views import claim_or_answer
 
@@ -46,10 +47,12 @@ def run(
     if not isinstance(key, str) or not key:
         raise errors.KeyMalformed("The key is not a string of at least one character.")
     if (outer := running_operation()) is not None:
-        raise errors.IdempotencyError(
+        mistake = errors.IdempotencyError(
             f"run() was called inside the operation {outer.operation.name}: call the function itself,"
             " as a part of that, or call run() afterwards"
         )
+        tell_mistake(state, route.name, mistake)
+        raise mistake
     if not state.settings.enabled:
         return function(*args)
     current = Request(state)  # not the request's: what happens here is not yet its response
@@ -57,6 +60,9 @@ def run(
     current.make_response, current.registered = partial(_response_of, state), list
     try:
         with _alone_in_context():
+            # What its caller has begun would end with it: be lost, or commit early.
+            if holds_changes(state.sessions.present()):
+                refuse_changes("run()")
             sent = encoded(payload, "the payload of run()", errors.ConfigurationError, sort_keys=True)
             claimed = new_claim(state, route, _read_scope(state, scope), key, by_value(sent))
             entered = claim_or_answer(current, *claimed)

@@ -190,8 +190,9 @@ def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts:
 
 def tell_mistake(state: AppState, name: str, error: object) -> None:
     """Log, once for each name, what only the application's authors can mend: a handler may hide it."""
-    told = (name, type(error))
-    if isinstance(error, (errors.NotAtomic, errors.ConfigurationError)) and told not in state.mistakes:
+    told, others = (name, type(error)), (errors.Problem, errors.RecordBroken)
+    is_mistake = isinstance(error, errors.IdempotencyError) and not isinstance(error, others)
+    if is_mistake and told not in state.mistakes:
         state.mistakes.add(told)
         log.error("operation %s: %s", name, error)
 

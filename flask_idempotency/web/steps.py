@@ -25,6 +25,7 @@ from flask_idempotency.session.operation import OpenTransaction, Operation, to_c
 
 from .routes import AppState
 from .settings import NAMES, OPTIONS, checked, is_name
+from .signals import tell_mistake
 
 _PASSING = ("53", "55P03", "57014", "58")
 """SQLSTATEs that say nothing about the step: it was rolled back, and may succeed another time. Disk,
@@ -80,7 +81,8 @@ class Steps:
                 result = tracing.step(self._operation.name, name, result, run)
             elif result is None:
                 result = run()
-        except BaseException:
+        except BaseException as error:
+            tell_mistake(self._state, self._operation.name, error)
             del self._called[name]
             self._recorded = None  # ask again: it may be recorded all the same
             raise

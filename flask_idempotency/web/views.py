@@ -242,8 +242,18 @@ def enter(route: Route) -> Attempt | Response | None:
     has_ended = earlier is not None and earlier.phase in (Phase.AWAITING, Phase.WAITING)
     if not has_ended and (running_operation() is not None or not state.settings.enabled):
         return None  # an idempotent function that an idempotent view calls is part of it
-    if current.claim is not None:
+    # A thread of the view may enter on a copy of the request's context.
+    if current.claim is not None or not current.entering.acquire(blocking=False):
         _refuse_second(current)
+    try:
+        return _entered(current, request, route)
+    finally:
+        current.entering.release()
+
+
+def _entered(current: Request, request: flask.Request, route: Route) -> Attempt | Response | None:
+    """Find out what the request is about, and claim that."""
+    state = current.state
     current.is_view = current.dispatched is not None and current.dispatched.given is route
     if not current.is_view:  # a function that a view calls, or a request that the hooks have not seen
         if not route.applies_to(request.method):
@@ -256,11 +266,6 @@ def enter(route: Route) -> Attempt | Response | None:
         if current.observation is None:
             current.observation = Observed(current, request)
         return None
-    return _entered(current, request)
-
-
-def _entered(current: Request, request: flask.Request) -> Attempt | Response | None:
-    """Claim what the request is about."""
     try:
         claimed = current.claim_for(request)
         if claimed is not None:

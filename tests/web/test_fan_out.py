@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from flask import copy_current_request_context, current_app
 
 from flask_idempotency import (
+    ConfigurationError,
     IdempotencyError,
     NotAtomic,
     current_operation,
@@ -107,6 +108,33 @@ def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, run, at
     world.app.add_url_rule("/hook", "hook", hook, methods=["POST"])
     assert world.post("/hook", key=None).status_code == 200
     assert (runs, world.records()) == ([], [])
+
+
+def test_idempotent_functions_that_a_view_calls_in_threads_are_never_confused(world, gate):
+    """Each on a copy of the request's context: one of them has the response of the request."""
+
+    def own_scope():
+        entered.set()
+        assert resume.wait(PATIENCE_SECONDS)
+        return "p"
+
+    slow = idempotent(name="slow", scope=own_scope)(lambda: {"is": "slow"})
+    other = idempotent(name="other")(lambda: {"is": "other"})
+
+    @world.app.post("/both")
+    def both():
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(copy_current_request_context(slow))
+            assert entered.wait(PATIENCE_SECONDS)
+            with pytest.raises(ConfigurationError, match="a second idempotent function"):
+                other()
+            resume.set()
+            return first.result()
+
+    for _ in range(2):
+        entered, resume = threading.Event(), threading.Event()
+        assert world.post("/both").json == {"is": "slow"}
+    assert world.sql("select name from idempotency_record") == [("slow",)]
 
 
 @KINDS

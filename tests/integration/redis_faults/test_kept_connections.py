@@ -15,7 +15,7 @@ import redis
 
 import servers
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.stores.lock import RedisLock, client_from_url, send
+from flask_idempotency.stores.lock import RedisLock, client_from_url
 from tests.contract.test_locks import FIRST, SECOND
 from tests.waiting import wait_until
 
@@ -54,7 +54,7 @@ def sender(url):
     client = client_from_url(url)
 
     def ask(word, script=ECHO):
-        return send(client, "EVAL", script, 1, "key", word)
+        return client.send("EVAL", script, 1, "key", word)
 
     return ask
 

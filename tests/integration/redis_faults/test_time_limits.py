@@ -10,7 +10,7 @@ import pytest
 
 import servers
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.stores.lock import RedisLock, client_from_url, send
+from flask_idempotency.stores.lock import RedisLock, client_from_url
 from tests.contract.test_locks import FIRST, SECOND
 from tests.log import ours
 
@@ -34,13 +34,13 @@ def test_a_long_reply_may_take_the_time_of_its_bytes_and_come_in_pieces(proxy):
     """The store ``redis`` keeps responses there; the network takes longer for 8 MB than the limit."""
     client = client_from_url(f"{proxy.url}?socket_timeout=0.5")
     repeat = "EVAL", "return string.rep(ARGV[1], ARGV[2])", 1, "key"
-    assert send(client, *repeat, b"warm", 1)() == b"warm"
+    assert client.send(*repeat, b"warm", 1)() == b"warm"
     connections = proxy.connections
     proxy.trickle = 0.002
-    assert send(client, *repeat, b"piece", 10)() == b"piece" * 10
+    assert client.send(*repeat, b"piece", 10)() == b"piece" * 10
     proxy.trickle = 0.0
     proxy.delay = 0.01  # for each 64 KB: 1.3 s in all
-    assert len(send(client, *repeat, b"x" * 1000, 8000)()) == 8_000_000
+    assert len(client.send(*repeat, b"x" * 1000, 8000)()) == 8_000_000
     assert proxy.connections == connections
 
 
