@@ -253,7 +253,7 @@ class Idempotency:
 
     def _forget_known(self) -> None:
         """Look at each endpoint again: not with the first request that came, but with the next."""
-        for state in states():
+        for state in list(states):
             state.known.clear()
 
     def console_blueprint(
@@ -290,7 +290,7 @@ def _leave_to_parent() -> None:
     raw_connection.let_go()
     transaction.leave_to_parent()
     own_pool.let_go()  # first: the end of the application's would close what is in them
-    for state in states():
+    for state in list(states):
         for engine in state.sessions.engines.values():
             engine.dispose(close=False)
 

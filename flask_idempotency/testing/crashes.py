@@ -87,7 +87,7 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
 
 
 def _targets(app: Flask | None) -> list[AppState]:
-    return states() if app is None else [app_state(app)]
+    return list(states) if app is None else [app_state(app)]
 
 
 armed: list[CrashPoint] = []

@@ -178,7 +178,6 @@ class Attempt:
                 response, stored, _is_stored = self._made(function())
             except Exception as error:
                 self._error = error
-                signals.tell_mistake(self._state, self._current.name, error)
                 self._judge(error)
                 self._lost(error)
                 raise

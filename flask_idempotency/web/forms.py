@@ -20,7 +20,7 @@ import secrets
 import time
 from contextlib import suppress
 
-from flask import Flask, current_app, request
+from flask import Flask, current_app
 from itsdangerous import BadSignature, TimestampSigner
 from markupsafe import Markup
 
@@ -41,8 +41,8 @@ KEY_BYTES = 16
 def idempotency_field(endpoint: str | None = None) -> Markup:
     """A hidden field for a template, with a new key each time.
 
-    ``endpoint``, which may begin with a dot as in ``url_for``, names the view that the form is sent
-    to: the field is good for that view only, and has the scope of its options. Raises
+    ``endpoint`` is the full name of the view that the form is sent to: the field is good for that view
+    only, and has the scope of its options. Raises
     ``ConfigurationError`` without a ``SECRET_KEY``, and for an endpoint that is not protected.
     """
     # Without autocomplete="off", Firefox keeps the values of fields, even hidden ones, over a reload.
@@ -84,8 +84,6 @@ def _addressee(state: AppState, endpoint: str | None) -> Route:
     """The options of the view that a form is sent to; without a name if it may be any."""
     if endpoint is None:
         return resolved(state, Route())
-    if endpoint.startswith("."):
-        endpoint = f"{request.blueprint}{endpoint}" if request.blueprint else endpoint[1:]
     route = route_of(state, endpoint, "POST")
     if route is None:
         raise ConfigurationError(f"idempotency_field: {endpoint} is not a protected endpoint for POST")

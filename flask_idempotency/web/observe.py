@@ -12,8 +12,7 @@ a failure of the store, nothing is observed for a while.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from typing import Any
@@ -22,7 +21,7 @@ import flask
 from flask import Response
 
 from flask_idempotency.core.engine import Execution
-from flask_idempotency.core.errors import Problem, RecordBroken, StoreUnavailable
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.core.records import StoredResponse
 
 from .request import Request
@@ -60,8 +59,7 @@ class Observed(Subject):
         engine = state.of_test() or state.observer
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
-        with asking():
-            decision = engine.decide(self.claim, on_interrupted=policy)
+        decision = engine.decide(self.claim, on_interrupted=policy)
         if isinstance(decision, Execution):
             self._execution = decision
             self.attempt = decision.hold.attempt
@@ -93,19 +91,17 @@ class Observed(Subject):
             would, act = "interrupted", run.abandon
         self._facts.update(would=would, error=error)
         if not self._is_paused():
-            with asking():
-                act()
+            act()
 
     def _is_paused(self) -> bool:
         """Return True while the records are left alone."""
         return time.monotonic() < self.state.unobserved_until or self.state.blocks_records()
 
     def _fail(self, error: Exception) -> None:
-        """``error`` would have been the response; or the store fails, and is left alone for a while."""
-        if isinstance(error, StoreUnavailable):
+        """``error`` would have been the response; or nothing is observed for a while."""
+        if isinstance(error, (StoreUnavailable, ConfigurationError)):  # such as a table that is missing
             self.state.unobserved_until = time.monotonic() + PAUSE_SECONDS
-            text = f"nothing is observed for {PAUSE_SECONDS:g} s, the store failed"
-            tell_failure(self, error, text)
+            tell_failure(self, error, f"nothing is observed for {PAUSE_SECONDS:g} s, the store failed")
         else:
             error = error.with_traceback(None)  # which leads here
             self._facts.update(would="rejected", error=error, problem=problem_type(error))
@@ -118,14 +114,3 @@ class Observed(Subject):
         if would != "rejected" or problem == "key-required":
             return DEBUG  # clients that know of no keys yet: too many for lines
         return INFO if problem else WARNING
-
-
-@contextmanager
-def asking() -> Iterator[None]:
-    """Whatever is not about one record is a failure of the store: ``StoreUnavailable``."""
-    try:
-        yield
-    except (Problem, RecordBroken):
-        raise
-    except Exception as error:
-        raise StoreUnavailable from error

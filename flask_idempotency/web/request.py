@@ -120,11 +120,8 @@ class Request(Subject):
         Raises only what ``protect(skip=...)`` does.
         """
         self.route, self.name, self.began, self.has_outcome = route, route.name, time.monotonic(), False
-        self.skipped = False
-        if request is None:
-            return
-        if route.skip is not None and route.skip(request):
-            self.skipped = True
+        self.skipped = request is not None and route.skip is not None and bool(route.skip(request))
+        if request is None or self.skipped:
             return
         media_type = request.mimetype
         self.may_hold_key = route.key is not None or media_type in FORM_TYPES

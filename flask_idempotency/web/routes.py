@@ -29,7 +29,8 @@ ROUTE = "__idempotency_route__"
 """The attribute of what is protected, which has the options: a view, a blueprint, an application. None
 leaves a view or a blueprint out of ``protect``."""
 
-_states: WeakSet[AppState] = WeakSet()
+states: WeakSet[AppState] = WeakSet()
+"""Those of all applications of this process."""
 
 
 @dataclass(eq=False, repr=False)
@@ -51,7 +52,7 @@ class AppState(Databases):
 
     def __post_init__(self) -> None:
         """Add what follows from the rest."""
-        _states.add(self)
+        states.add(self)
         self.header = "HTTP_" + self.settings.header.upper().replace("-", "_")  # as WSGI names it
         self.observer = self._engine(self.records.briefly())  # for requests that are only observed
         purges = self.settings.purge and self.records.atomic  # Redis forgets by itself
@@ -67,11 +68,6 @@ class AppState(Databases):
 
     def _engine(self, records: Records) -> DecisionEngine:
         return DecisionEngine(records, Lock(), self.sealer, time)
-
-
-def states() -> list[AppState]:
-    """The states of all applications of this process."""
-    return list(_states)
 
 
 def app_state(app: Flask) -> AppState:
@@ -150,7 +146,7 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
         view = view.__wrapped__
     if not isinstance(view, FunctionType) or view not in _decorated or hasattr(view, ROUTE):
         return
-    for other in states():
+    for other in list(states):
         for registered in list(other.app.view_functions.values()):
             inner = list(parts(registered, *views.http_method_funcs))
             routes = (getattr(each, ROUTE, None) for each in inner)

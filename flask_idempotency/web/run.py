@@ -25,7 +25,7 @@ from .attempt import Attempt
 from .request import Request, is_in_thread_of_request, new_claim
 from .routes import AppState, app_state, resolved, supported
 from .settings import NOT_GIVEN, Route, RunOptions, read_options
-from .signals import reject, tell_mistake
+from .signals import reject
 from .steps import encoded
 from .views import claim_or_answer
 
@@ -46,19 +46,17 @@ def run(
     route = _read_route(state, function, options)
     if not isinstance(key, str) or not key:
         raise errors.KeyMalformed("The key is not a string of at least one character.")
-    if (outer := running_operation()) is not None:
-        mistake = errors.IdempotencyError(
-            f"run() was called inside the operation {outer.operation.name}: call the function itself,"
-            " as a part of that, or call run() afterwards"
-        )
-        tell_mistake(state, route.name, mistake)
-        raise mistake
     if not state.settings.enabled:
         return function(*args)
     current = Request(state)  # not the request's: what happens here is not yet its response
     current.begin(route)
     current.make_response, current.registered = partial(_response_of, state), list
     try:
+        if (outer := running_operation()) is not None:
+            raise errors.IdempotencyError(
+                f"run() was called inside the operation {outer.operation.name}: call the function"
+                " itself, as a part of that, or call run() afterwards"
+            )
         with _alone_in_context():
             # What its caller has begun would end with it: be lost, or commit early.
             if holds_changes(state.sessions.present()):
@@ -71,7 +69,7 @@ def run(
             if isinstance(entered, Attempt):
                 entered = entered.run(partial(function, *args))
             return _result_of(entered)
-    except (errors.Problem, errors.RecordBroken) as error:
+    except errors.IdempotencyError as error:
         reject(current, error)
         raise
     finally:

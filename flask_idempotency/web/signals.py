@@ -178,10 +178,10 @@ def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts:
 
     It is what ``signal`` is named for, unless ``facts`` have another.
     """
+    if "error" in facts:
+        tell_mistake(subject.state, subject.name, facts["error"])
     if not subject.has_outcome:
         subject.has_outcome = True
-        if "error" in facts:
-            tell_mistake(subject.state, subject.name, facts["error"])
         if signal.receivers or log.logger.isEnabledFor(level):
             outcome = signal.name.removeprefix("operation-")
             made = {"seconds": time.monotonic() - subject.began, "outcome": outcome}
@@ -190,9 +190,10 @@ def conclude(signal: NamedSignal, subject: Subject, level: int = DEBUG, **facts:
 
 def tell_mistake(state: AppState, name: str, error: object) -> None:
     """Log, once for each name, what only the application's authors can mend: a handler may hide it."""
-    told, others = (name, type(error)), (errors.Problem, errors.RecordBroken)
-    is_mistake = isinstance(error, errors.IdempotencyError) and not isinstance(error, others)
-    if is_mistake and told not in state.mistakes:
+    told = (name, type(error))
+    if isinstance(error, errors.IdempotencyError) and not (
+        problem_type(error) or told in state.mistakes
+    ):
         state.mistakes.add(told)
         log.error("operation %s: %s", name, error)
 

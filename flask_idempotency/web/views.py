@@ -60,7 +60,6 @@ from .routes import (
     supported,
 )
 from .settings import SAFE_METHODS, Route, RouteOptions, read_options
-from .signals import tell_mistake
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -186,7 +185,7 @@ def _find(state: AppState, endpoint: str, method: str) -> tuple[Any, Route | Non
             refuse_misplaced(state, endpoint)
         route = None if found is None else supported(state, resolved(state, found, endpoint))
     except ConfigurationError as error:
-        tell_mistake(state, endpoint, error)
+        signals.tell_mistake(state, endpoint, error)
         if resolved(state, found or BARE).enforce:
             raise
         route = None
@@ -289,7 +288,7 @@ def _refuse_second(current: Request) -> NoReturn:
         " can be that of one operation alone: let one call the other, or use Idempotency.run() with a"
         " key for each; and let what tries again do so below @idempotent"
     )
-    tell_mistake(current.state, current.name, mistake)
+    signals.tell_mistake(current.state, current.name, mistake)
     raise mistake
 
 

@@ -48,7 +48,7 @@ def provider(exporter, request):
 def nobody_listens_afterwards():
     """An application ends some time after its test, and other tests count calls."""
     yield
-    for state in states():
+    for state in list(states):
         state.tracing = None
 
 

@@ -72,9 +72,9 @@ def test_observing_knows_what_would_be_replayed(shop, heard):
     assert len(shop.runs) == 3
 
 
-def test_a_field_needs_a_protected_view_which_may_be_in_the_same_blueprint_and_a_secret_key(shop):
+def test_a_field_needs_a_protected_view_which_may_be_in_a_blueprint_and_a_secret_key(shop):
     blueprint = Blueprint("shop", __name__)
-    page = "{{ idempotency_field('.pay') }}"
+    page = "{{ idempotency_field('shop.pay') }}"
     blueprint.add_url_rule("/page", "page", lambda: render_template_string(page))
     blueprint.add_url_rule("/pay", "pay", lambda: "paid", methods=["POST"])
     shop.world.idempotency.protect(blueprint)
