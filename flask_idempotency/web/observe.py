@@ -21,7 +21,7 @@ import flask
 from flask import Response
 
 from flask_idempotency.core.engine import Execution
-from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.records import StoredResponse
 
 from .request import Request
@@ -36,6 +36,7 @@ class Observed(Subject):
     """What would have happened to one request: found out before its view, and told after it."""
 
     _execution: Execution | None = None
+    _asks = False  # the store: what fails now, and is not about one record, is a failure of that
 
     def __init__(self, current: Request, request: flask.Request) -> None:
         self.state, self._route, self.name = current.state, current.route, current.name
@@ -59,7 +60,9 @@ class Observed(Subject):
         engine = state.of_test() or state.observer
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
+        self._asks = True
         decision = engine.decide(self.claim, on_interrupted=policy)
+        self._asks = False
         if isinstance(decision, Execution):
             self._execution = decision
             self.attempt = decision.hold.attempt
@@ -91,6 +94,7 @@ class Observed(Subject):
             would, act = "interrupted", run.abandon
         self._facts.update(would=would, error=error)
         if not self._is_paused():
+            self._asks = True
             act()
 
     def _is_paused(self) -> bool:
@@ -99,7 +103,7 @@ class Observed(Subject):
 
     def _fail(self, error: Exception) -> None:
         """``error`` would have been the response; or nothing is observed for a while."""
-        if isinstance(error, (StoreUnavailable, ConfigurationError)):  # such as a table that is missing
+        if self._asks and problem_type(error) in (None, StoreUnavailable.type):
             self.state.unobserved_until = time.monotonic() + PAUSE_SECONDS
             tell_failure(self, error, f"nothing is observed for {PAUSE_SECONDS:g} s, the store failed")
         else:

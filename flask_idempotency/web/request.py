@@ -90,9 +90,7 @@ class Request(Subject):
 
     route: Route
     dispatched: Route | None = None
-    skipped = False  # so says protect(skip=...)
     body: Body | None = None  # from when it is known that it may be needed
-    may_hold_key = False  # the request itself, in its body or elsewhere: then that wins over the header
     open_attempt: Any = None  # until it is over
     observation: Any = None  # of the first of its views
     is_replay = False  # the response is a stored one
@@ -120,10 +118,12 @@ class Request(Subject):
         Raises only what ``protect(skip=...)`` does.
         """
         self.route, self.name, self.began, self.has_outcome = route, route.name, time.monotonic(), False
+        # Skipped: so says protect(skip=...).
         self.skipped = request is not None and route.skip is not None and bool(route.skip(request))
         if request is None or self.skipped:
             return
         media_type = request.mimetype
+        # The request itself, in its body or elsewhere: then that wins over the header.
         self.may_hold_key = route.key is not None or media_type in FORM_TYPES
         if self.body is None and (self.may_hold_key or self.state.header in request.environ):
             self.body = Body(request, media_type, refuses=route.enforce)

@@ -411,9 +411,8 @@ def checked_bind(sessions: Sessions, settings: Settings, options: Mapping[str, A
             " connection to everyone, so requests would write in each other's transactions: use"
             " QueuePool or NullPool, and for SQLite a file, not a database in memory"
         )
-    if (store, engine.dialect.name) == ("sql", "sqlite"):
-        pass
-    elif engine.dialect.name != "postgresql" or engine.dialect.is_async:
+    is_sqlite = (store, engine.dialect.name) == ("sql", "sqlite")
+    if not is_sqlite and (engine.dialect.name != "postgresql" or engine.dialect.is_async):
         raise ConfigurationError(
             f"{where} begins with {engine.url.drivername}://; the store {store!r} needs PostgreSQL, and"
             " a driver that is not for asyncio: postgresql+psycopg2://user:password@host/database. For"

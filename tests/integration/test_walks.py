@@ -32,7 +32,7 @@ pytestmark = [
 MOST = {
     "A first request": (180, 22, 52),
     "A replay": (82, 19, 14),
-    "A rejected duplicate": (56, 14, 10),
+    "A rejected duplicate": (57, 14, 10),
     "A step": (215, 23, 51),
     "A take-over after a crash": (214, 22, 65),
 }
