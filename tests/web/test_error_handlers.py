@@ -18,7 +18,7 @@ from flask_idempotency import (
 )
 from flask_idempotency.core.errors import Problem
 
-PLACES = pytest.mark.parametrize("place", ["app", "outer", "inner"])
+PLACES = "app", "outer", "inner"
 
 
 @pytest.fixture
@@ -45,10 +45,6 @@ def caught(_error):
     return {"caught": True}, 418
 
 
-def saying(name):
-    return lambda error: {"by": name, "type": error.type}
-
-
 def raising(error):
     def view():
         raise error
@@ -63,32 +59,35 @@ def executing(world, statement):
 CONFLICT, DEADLOCK = (f"do $$ begin raise sqlstate '{code}'; end $$" for code in ("40001", "40P01"))
 
 
-@PLACES
-@pytest.mark.parametrize("kind", [None, IdempotencyError, Problem, KeyRequired])
+def saying(place, kind):
+    return lambda error: {"by": f"{place} {kind.__name__}", "type": error.type}
+
+
+KINDS = IdempotencyError, Problem, KeyRequired
+HANDLERS = [
+    ([], None),
+    *(([(place, kind)], f"{place} {kind.__name__}") for place in PLACES for kind in KINDS),
+    # As Flask looks for handlers: the place counts more than the class.
+    ([("app", KeyRequired), ("outer", IdempotencyError), ("outer", Problem)], "outer Problem"),
+]
+
+
+@pytest.mark.parametrize(("handlers", "by"), HANDLERS)
 def test_a_handler_for_problems_wins_wherever_it_is_and_one_for_all_errors_gets_none(
-    shop, assert_problem, place, kind
+    shop, assert_problem, handlers, by
 ):
     for each in shop.app, shop.outer, shop.inner:
         for general in Exception, HTTPException, 400, 500:
             each.register_error_handler(general, caught)
-    if kind is not None:
-        getattr(shop, place).register_error_handler(kind, saying(place))
+    for place, kind in handlers:
+        getattr(shop, place).register_error_handler(kind, saying(place, kind))
     shop.register()
     refused = shop.post(key=None)
-    if kind is None:
+    if by is None:
         assert_problem(refused, 400, "key-required")
     else:
-        assert refused.json == {"by": place, "type": "key-required"}
+        assert refused.json == {"by": by, "type": "key-required"}
         assert refused.headers["Cache-Control"] == "no-store"
-
-
-def test_a_blueprint_comes_before_the_application_and_a_class_before_those_above_it(shop):
-    """As Flask looks for handlers: the place counts more than the class."""
-    shop.app.register_error_handler(KeyRequired, saying("the application's, exact"))
-    shop.outer.register_error_handler(IdempotencyError, saying("outer, all"))
-    shop.outer.register_error_handler(Problem, saying("outer, problems"))
-    shop.register()
-    assert shop.post(key=None).json["by"] == "outer, problems"
 
 
 class HandlesFirst(SQLAlchemy):
@@ -96,7 +95,7 @@ class HandlesFirst(SQLAlchemy):
 
     def init_app(self, app):
         super().init_app(app)
-        app.register_error_handler(Problem, saying("app"))
+        app.register_error_handler(Problem, saying("app", Problem))
 
 
 def test_a_handler_may_be_there_before_the_extension(make_world, add_view):
@@ -104,7 +103,7 @@ def test_a_handler_may_be_there_before_the_extension(make_world, add_view):
     add_view(world)
     world.app.post("/raised", endpoint="raised")(raising(KeyRequired()))
     for path in "/payments", "/raised":
-        assert world.post(path, key=None).json == {"by": "app", "type": "key-required"}
+        assert world.post(path, key=None).json == {"by": "app Problem", "type": "key-required"}
 
 
 def test_a_handler_for_one_problem_leaves_the_others_to_us(shop, assert_problem):
@@ -139,7 +138,7 @@ def test_a_problem_that_run_raises_in_any_view_is_the_response(shop, assert_prob
     assert_problem(shop.post("/invoices/2", key=None, method=method), 422, "key-reused")
 
 
-@PLACES
+@pytest.mark.parametrize("place", PLACES)
 def test_a_handler_hears_of_a_mistake_once(shop, place):
     heard = []
 

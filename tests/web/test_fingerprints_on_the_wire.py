@@ -76,21 +76,6 @@ def test_the_application_may_say_what_a_request_is(app, world, compare):
     assert len(world.records()) == 2
 
 
-MALFORMED = [b'{"canary": 1, "canary": 2}', b"\xff", b"[" * 100_000]
-
-
-@pytest.mark.parametrize("fingerprint", ["json", ["/order/id"], "request"], ids=str)
-def test_a_body_that_is_not_the_json_it_claims(world, add_view, assert_problem, fingerprint):
-    runs = add_view(world, fingerprint=fingerprint)
-    for number, body in enumerate(MALFORMED):
-        response = world.post(key=f"k{number}", data=body, content_type="application/json")
-        if fingerprint == "request":
-            assert response.status_code == 201
-        else:
-            assert_problem(response, 400, "body-malformed")
-    assert len(runs) == len(world.records()) == (3 if fingerprint == "request" else 0)
-
-
 def form(boundary="a", *, content="receipt", file="r.txt", kind="text/plain", name="n", amount="5"):
     named = f'; name="{name}"' if name else ""
     parts = (

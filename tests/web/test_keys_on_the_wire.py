@@ -26,19 +26,6 @@ def test_a_malformed_key_is_refused_and_never_counts_as_absent(world, add_view, 
     assert (runs, world.records()) == ([], [])
 
 
-def test_bare_and_quoted_are_one_key_and_keys_that_differ_in_anything_are_two(
-    world, add_view, assert_replayed
-):
-    runs = add_view(world)
-    first = world.post(key="key")
-    for spelling in '"key"', "  key  ", ' "key" ':
-        assert_replayed(first, world.post(key=spelling))
-    keys = ["KEY", '"key "', '" key"', r'"k\"ey"', "a" * 255, "a" * 254, "'key'", "%6Bey"]
-    for key in keys:
-        assert "Idempotent-Replayed" not in world.post(key=key).headers, key
-    assert len(runs) == len(world.records()) == 1 + len(keys)
-
-
 def test_the_header_and_whether_a_key_is_required_are_settings(
     make_world, add_view, assert_problem, assert_replayed
 ):

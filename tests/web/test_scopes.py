@@ -3,10 +3,10 @@
 import uuid
 
 import pytest
-from flask import Flask, g, request
+from flask import g, request
 from werkzeug.local import LocalProxy
 
-from flask_idempotency import ConfigurationError, current_operation, idempotent
+from flask_idempotency import ConfigurationError
 
 
 def is_replayed(response):
@@ -110,29 +110,3 @@ def test_an_operation_has_a_name_and_a_namespace(world, make_world, add_view, as
     assert is_replayed(after.post("/other"))
     assert is_replayed(after.post("/named"))
     assert same == renamed == older == []
-
-
-def test_one_object_serves_two_applications(make_world):
-    world, other = make_world(IDEMPOTENCY_REQUIRED=False), Flask("other")
-    other.config.update(
-        SQLALCHEMY_DATABASE_URI=make_world().app.config["SQLALCHEMY_DATABASE_URI"],
-        IDEMPOTENCY_STORE="postgres",
-        IDEMPOTENCY_HEADER="X-Token",
-        IDEMPOTENCY_TABLE="other_record",
-    )
-    world.db.init_app(other)
-    world.idempotency.init_app(other, world.db, scope=None)
-    pay = idempotent(lambda: {"app": g.get("account_id"), "there": bool(current_operation)})
-    for app in world.app, other:
-        app.add_url_rule("/payments", "pay", pay, methods=["POST"])
-    assert world.post(key=None).json == {"app": "alice", "there": False}
-    assert world.post().json == {"app": "alice", "there": True}
-    with other.app_context():
-        world.db.create_all()
-        client = other.test_client()
-        assert client.post("/payments", headers={"Idempotency-Key": "k"}).status_code == 400
-        for replayed in False, True:
-            answer = client.post("/payments", headers={"X-Token": "key-1"})
-            assert (answer.json, is_replayed(answer)) == ({"app": None, "there": True}, replayed)
-        for engine in world.db.engines.values():
-            engine.dispose()

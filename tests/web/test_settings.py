@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import pytest
 import redis.asyncio
 import sqlalchemy as sa
-from flask import Blueprint, Flask
+from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
 from flask_idempotency.core.errors import shown
+from flask_idempotency.web.settings import OPTIONS, SETTINGS
 
-URI = "postgresql+psycopg2://shop:canary@nowhere.invalid/shop"
+ELSEWHERE = "://shop:canary@nowhere.invalid/shop"
+URI = f"postgresql+psycopg2{ELSEWHERE}"
 REDIS = "redis://:canary@nowhere.invalid:6379/0"
 KEY = "canary" * 7 + "9="
 GOOD = secrets.token_urlsafe(32)
@@ -40,89 +42,50 @@ async def find_out(_operation):
     return None
 
 
-YEARS = "from 1 second to 10 years"
-POLICY = "'hold', 'retry', or a callable, not async"
-WRONG_SETTINGS = [
-    ("STORE", "'hybrid'", ["mysql", "Postgres"]),
-    ("REDIS_PREFIX", "visible ASCII", ["with space", ""]),
-    ("NAMESPACE", "visible ASCII", [None, "v 1"]),
-    ("HEADER", "a header name", ["", "Idempotency Key", b"Idempotency-Key"]),
-    ("REQUIRED", "True or False", ["yes", 1]),
-    ("TTL", YEARS, [0, "3600", None, True, float("nan"), dt.timedelta(milliseconds=5), 10**5000]),
-    ("REFUSE_OLD_KEYS", "True, False or 'require'", ["yes", 1, None]),
-    ("LEASE", "from 1 second to 1 day", [0]),
-    ("WAIT", "0 to 300 seconds", [-0.1, 301]),
-    ("MAX_REQUEST_BYTES", "0 to 1 GiB", [-1, None, "16 MiB", 1.5]),
-    ("TABLE", "SQL name of up to 50", ["record; drop table x", "x" * 51]),
-    ("BIND_KEY", "a bind key, or None", ["", 1, str]),
-    ("BIND_KEY", "None", ["nope"]),
-    ("PROBLEM_BASE", "URI", ["https://example.com/a b"]),
-    ("ON_STORE_ERROR", "'reject' or 'allow'", ["ignore"]),
-]
-WRONG_OPTIONS = [
-    ("required", "True or False", ["no"]),
-    ("ttl", YEARS, [0, "1h"]),
+YEARS, BYTES = "from 1 second to 10 years", "an integer from 0 to 1 GiB"
+WRONG = [
+    ("store", "'hybrid'", ["mysql", "Postgres"]),
+    ("redis_prefix", "visible ASCII", ["with space", ""]),
+    ("header", "a header name", ["", "Idempotency Key", b"Idempotency-Key"]),
+    ("namespace", "visible ASCII", [None, "v 1"]),
+    ("required", "True or False", ["yes", 1]),
+    ("ttl", YEARS, [0, "3600", None, True, float("nan"), dt.timedelta(milliseconds=5), 10**5000]),
+    ("refuse_old_keys", "True, False or 'require'", ["yes", 1, None]),
+    ("lease", "from 1 second to 1 day", [0]),
+    ("wait", "0 to 300 seconds", [-0.1, 301]),
+    ("max_request_bytes", BYTES, [-1, "16 MiB", 1.5]),
+    ("max_response_bytes", BYTES, [None]),
+    ("table", "SQL name of up to 50", ["record; drop table x", "x" * 51]),
+    ("bind_key", "a bind key, or None", ["", 1, str]),
+    ("bind_key", "None", ["nope"]),
+    ("problem_base", "URI", ["https://example.com/a b"]),
+    ("on_store_error", "'reject' or 'allow'", ["ignore"]),
     ("key", "a callable that gives the key", ["order_id"]),
     ("scope", "a callable, or None", ["alice"]),
     ("fingerprint", "'request', 'json', a list of JSON pointers", ["body", []]),
-    ("max_request_bytes", "an integer from 0 to 1 GiB", [-1]),
-    ("store", "a callable that takes the response", [True]),
     ("authorize_replay", "a callable that takes the operation", [True]),
-    ("name", "1 to 255 characters", ["", "x" * 256]),
-    ("name", "without NUL and lone surrogates", ["a\0b", "a\ud800b"]),
+    ("name", "1 to 255 characters, without NUL and lone surrogates", ["", "x" * 256, "a\0", "\ud800"]),
     ("other_binds", "a list of bind keys", ["log", 7]),
-    ("on_interrupted", POLICY, ["fail", None, find_out]),
+    ("on_interrupted", "'hold', 'retry', or a callable, not async", ["fail", None, find_out]),
 ]
 
 
-def by_setting(name, value):
-    set_up(**{name: value})
-
-
-def by_option(name, value):
-    idempotent(atomic=name != "on_interrupted", **{name: value})
-
-
-def by_protect(name, value):
-    Idempotency().protect(Blueprint("shop", __name__), atomic=name != "on_interrupted", **{name: value})
-
-
-def test_what_is_wrong_names_itself_its_value_and_what_is_allowed():
-    uses = [(by_setting, "IDEMPOTENCY_", *row) for row in WRONG_SETTINGS]
-    uses += [(by_option, "", *row) for row in WRONG_OPTIONS]
-    uses += [(by_protect, "", *row) for row in WRONG_OPTIONS if row[0] != "name"]
-    for use, prefix, name, allowed, values in uses:
+@pytest.mark.parametrize(("name", "allowed", "values"), WRONG)
+def test_what_is_wrong_names_itself_its_value_and_what_is_allowed(name, allowed, values):
+    """As a setting and as an option, where it is both."""
+    setting, uses = f"IDEMPOTENCY_{name.upper()}", {}
+    if setting in SETTINGS:
+        uses[setting] = lambda value: set_up(**{name.upper(): value})
+    if name in OPTIONS and name != "store":  # which is something else
+        is_leased = name in ("lease", "on_interrupted")
+        uses[name] = lambda value: idempotent(atomic=not is_leased, **{name: value})
+    assert uses
+    for shown_name, use in uses.items():
         for value in values:
             with pytest.raises(ConfigurationError) as caught:
-                use(name, value)
-            message = str(caught.value)
-            assert message.startswith(f"{prefix}{name} is {shown(value)}; allowed: ")
-            assert allowed in message
-
-
-@pytest.mark.parametrize(
-    ("use", "said"),
-    [
-        (
-            lambda: set_up(STOR="canary"),
-            "IDEMPOTENCY_STOR is not a setting; .*: IDEMPOTENCY_STORE, .*_ENABLED$",
-        ),
-        (lambda: idempotent(timeout=5), "timeout is not an option.* required, ttl, wait"),
-        (lambda: idempotent(lease=5), "lease is an option for atomic=False"),
-        (lambda: idempotent("payments"), "takes a view, or options by name"),
-        *(
-            (
-                lambda wrong=wrong: idempotent(fingerprint=["/ok", wrong]),
-                f"'{wrong}' is not a JSON pointer",
-            )
-            for wrong in ("order", "/order~2", "order/id")
-        ),
-    ],
-)
-def test_what_is_unknown_or_misplaced_is_refused(use, said):
-    with pytest.raises(ConfigurationError, match=said):
-        use()
-    Idempotency(*bare_app(IDEMPOTENT="x", IDEMPOTENCYKEY="x"), scope=None)  # of others
+                use(value)
+            assert str(caught.value).startswith(f"{shown_name} is {shown(value)}; allowed: ")
+            assert allowed in str(caught.value)
 
 
 URLS = """
@@ -215,24 +178,12 @@ def test_releases_side_by_side_agree_on_the_names_in_redis(redis_server, make_wo
         assert {key.decode().rpartition(":")[0] for key in client.scan_iter()} == {prefix}
 
 
-@pytest.mark.parametrize(
-    ("uri", "named"),
-    [
-        ("sqlite:///shop.db", "begins with sqlite"),
-        ("mysql+pymysql://shop:canary@nowhere.invalid/shop", "begins with mysql"),
-        ("postgresql+psycopg_async://shop:canary@nowhere.invalid/shop", "not for asyncio"),
-        ("postgresql+asyncpg://shop:canary@nowhere.invalid/shop", "not for asyncio"),
-    ],
-)
-def test_another_database_or_driver_is_refused_by_name(uri, named):
+def on(uri):
     config = {}
     if re.search("pymysql|asyncpg", uri):  # which need not be installed here
         module = SimpleNamespace(paramstyle="pyformat", __version__="99.0")
         config = {"SQLALCHEMY_ENGINE_OPTIONS": {"module": module}}
-    with pytest.raises(ConfigurationError, match=f"the records' database .*{named}") as caught:
-        Idempotency(*bare_app(uri, **config), scope=None)
-    assert "postgresql+psycopg2://" in str(caught.value)
-    assert "canary" not in str(caught.value)
+    Idempotency(*bare_app(uri, **config), scope=None)
 
 
 def twice():
@@ -241,41 +192,50 @@ def twice():
         Idempotency(app, db, scope=None)
 
 
-def of_the_applications_own(schema):
-    """A table that the application has already, and that is not taken for ours."""
-    app, db = Flask("shop"), SQLAlchemy(metadata=sa.MetaData(schema=schema))
-    app.config.update(SQLALCHEMY_DATABASE_URI=URI, IDEMPOTENCY_TABLE="payment")
-    columns = sa.Column("id", sa.Integer, primary_key=True), sa.Column("created_at", sa.DateTime)
-    sa.Table("payment", db.metadata, *columns)
-    db.init_app(app)
+def with_a_table_of_the_applications_own():
+    app, db = bare_app(IDEMPOTENCY_TABLE="payment")
+    sa.Table("payment", db.metadata, sa.Column("created_at", sa.DateTime, primary_key=True))
     Idempotency(app, db, scope=None)
 
 
+def as_client(client):
+    return lambda: set_up(client)
+
+
+NO_DATABASE, NO_POINTER = r"call db\.init_app\(app\) before", "'{}' is not a JSON pointer"
+NOT_OURS, USE = "the records' database begins with {}", r".*postgresql\+psycopg2://"
 MISTAKES = [
-    (
-        lambda: Idempotency(*reversed(bare_app()), scope=None),
-        r"app is .*SQLAlchemy.*allowed: a flask\.Flask",
-    ),
-    (lambda: Idempotency(*bare_app()), "the other's stored response.*scope=None"),
-    (lambda: Idempotency(*bare_app(), scope="alice"), "scope is 'alice'; allowed: a callable"),
+    (lambda: set_up(STOR="canary"), "STOR is not a setting; .*: IDEMPOTENCY_STORE, .*_ENABLED$"),
     (lambda: set_up(STORE="hybrid"), "'hybrid', which needs a Redis.*IDEMPOTENCY_REDIS"),
     (lambda: set_up(STORE="redis", REDIS_URL=REDIS), "set IDEMPOTENCY_REDIS_PREFIX"),
-    (lambda: Idempotency(Flask("shop"), scope=None), r"call db\.init_app\(app\) before"),
-    (lambda: Idempotency(bare_app()[0], SQLAlchemy(), scope=None), r"call db\.init_app\(app\) before"),
+    (lambda: idempotent(timeout=5), "timeout is not an option.* required, ttl, wait"),
+    (lambda: idempotent(lease=5), "lease is an option for atomic=False"),
+    (lambda: idempotent("payments"), "takes a view, or options by name"),
+    (lambda: idempotent(fingerprint=["/ok", "order"]), NO_POINTER.format("order")),
+    (lambda: idempotent(fingerprint=["/ok", "/order~2"]), NO_POINTER.format("/order~2")),
+    (lambda: Idempotency(*reversed(bare_app()), scope=None), r"app is .*allowed: a flask\.Flask"),
+    (lambda: Idempotency(*bare_app()), "the other's stored response.*scope=None"),
+    (lambda: Idempotency(*bare_app(), scope="alice"), "scope is 'alice'; allowed: a callable"),
+    (lambda: Idempotency(Flask("shop"), scope=None), NO_DATABASE),
+    (lambda: Idempotency(bare_app()[0], SQLAlchemy(), scope=None), NO_DATABASE),
     (twice, "already has an Idempotency"),
-    (lambda: of_the_applications_own(None), "payment is in .*choose another IDEMPOTENCY_TABLE"),
-    (lambda: of_the_applications_own("shop"), "payment is in .*choose another IDEMPOTENCY_TABLE"),
+    (with_a_table_of_the_applications_own, "payment is in .*choose another IDEMPOTENCY_TABLE"),
     *(
-        (lambda client=client: set_up(client), r"allowed: a redis\.Redis")
-        for client in (object(), "redis://localhost", redis.asyncio.Redis())
+        (as_client(each), r"allowed: a redis\.Redis")
+        for each in (object(), REDIS, redis.asyncio.Redis())
     ),
+    (lambda: on("sqlite:///shop.db"), NOT_OURS.format("sqlite") + USE),
+    (lambda: on(f"mysql+pymysql{ELSEWHERE}"), NOT_OURS.format("mysql") + USE),
+    (lambda: on(f"postgresql+psycopg_async{ELSEWHERE}"), "not for asyncio" + USE),
+    (lambda: on(f"postgresql+asyncpg{ELSEWHERE}"), "not for asyncio" + USE),
 ]
 
 
 @pytest.mark.parametrize(("make", "said"), MISTAKES)
-def test_a_mistake_in_the_set_up_is_explained(make, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_mistake_is_explained(make, said):
+    with pytest.raises(ConfigurationError, match=said) as caught:
         make()
+    assert "canary" not in str(caught.value)
 
 
 def test_one_object_is_set_up_on_two_applications_and_finds_their_database():
@@ -284,6 +244,7 @@ def test_one_object_is_set_up_on_two_applications_and_finds_their_database():
     second = Flask("second")
     second.config["SQLALCHEMY_DATABASE_URI"] = "postgresql://shop@nowhere.invalid/shop"
     db.init_app(second)
+    first.config.update(IDEMPOTENT="x", IDEMPOTENCYKEY="x")  # of others
     idempotency = Idempotency(first, scope=None)
     idempotency.init_app(second, db)
     assert "idempotency_record" in db.metadata.tables

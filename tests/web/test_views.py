@@ -6,7 +6,7 @@ import asyncio
 import functools
 
 import pytest
-from flask import Blueprint, Flask, abort, g
+from flask import Flask, abort, g
 from flask.views import MethodView
 
 from flask_idempotency import ConfigurationError, current_operation, idempotent
@@ -33,18 +33,6 @@ def assert_runs_once(world, assert_replayed):
         assert world.count() == before + 1
 
     return check
-
-
-def test_a_view_of_a_blueprint_in_two_places_is_two(app, world, pay, assert_runs_once):
-    inner = Blueprint("inner", __name__)
-    inner.post("/payments")(idempotent(pay))
-    for name in "a", "b":
-        outer = Blueprint(name, __name__, url_prefix=f"/{name}")
-        outer.register_blueprint(inner)
-        app.register_blueprint(outer)
-    assert_runs_once("/a/payments")
-    assert_runs_once("/b/payments")
-    assert [record.name for record in world.records()] == ["a.inner.write", "b.inner.write"]
 
 
 @pytest.mark.parametrize("by_method", [True, False])

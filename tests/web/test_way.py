@@ -1,28 +1,29 @@
-"""The way of a request: where its operation ends, whatever the application does above its view.
-
-Each view commits its payment in its own transaction, unless a test says otherwise.
-"""
+"""The way of a request: where its operation ends, whatever the application does above its view."""
 
 import logging
 from contextlib import nullcontext, suppress
 
 import pytest
 import sqlalchemy as sa
-from flask import abort, after_this_request, g, request
+from flask import g
 from werkzeug.exceptions import HTTPException
 
-from flask_idempotency import NotAtomic, current_operation, idempotent
+from flask_idempotency import NotAtomic, idempotent
 from tests.log import ours
 from tests.web.way import (
     KINDS,
     STORES,
+    OutOfTime,
     Refused,
-    around,
-    fail,
+    Way,
+    build,
+    buy,
     is_replayed,
     make_shop,
     nobody_was_warned,
+    rows,
     undone,
+    write,
 )
 
 __all__ = ["make_shop", "nobody_was_warned"]
@@ -30,225 +31,160 @@ __all__ = ["make_shop", "nobody_was_warned"]
 pytestmark = STORES
 
 
-class OutOfTime(BaseException):
-    """As gevent's Timeout is: no Exception."""
-
-
 @pytest.fixture
 def shop(make_shop):
     return make_shop()
 
 
-def buy(shop, commit=True):
-    shop.db.session.add(shop.Payment(amount=5))
-    if commit:
-        shop.db.session.commit()
+def sent(shop):
+    """What comes of a request: its status and whether it is a replay, or the error."""
+    try:
+        response = shop.post()
+    except (Refused, SystemExit, OutOfTime) as error:
+        return type(error)
+    shop.__dict__.setdefault("responses", []).append(response)
+    return f"{response.status_code}{' again' if is_replayed(response) else ''}"
 
 
-def add(shop, view, above=lambda view: view, **options):
-    shop.app.add_url_rule("/payments", "pay", above(idempotent(**options)(view)), methods=["POST"])
-
-
-def paying(shop, error=None, commit=True):
-    """A view that buys; then it raises ``error``, or responds with 201. And the list of its runs."""
-    runs = []
-
-    def pay():
-        runs.append(current_operation.attempt)
-        buy(shop, commit)
-        if error is not None:
-            raise error
-        return {"run": len(runs)}, 201
-
-    return pay, runs
-
-
-def after(shop, does):
-    """Register a function after the request, which leaves a replay alone."""
-
-    @shop.app.after_request
-    def function(response):
-        if not is_replayed(response):
-            does(response)
-        return response
-
-
-ENDS = {
-    "returns": (lambda: ({}, 201), None, 201),
-    "aborts": (lambda: abort(410), HTTPException, 410),
-    "raises": (fail, Refused, 409),
-    "raises, handled by all": (fail, Exception, 409),
-    "raises, handled as 500": (fail, 500, 409),
-    "raises, handled as success": (fail, Refused, 200),
+# What comes of the first request and of its retry, and whose rows there are then.
+WAYS = {
+    # What the view has committed stays, whatever comes above.
+    "a rollback after the request": (Way("buy", after="rollback"), "201", "201 again", "1"),
+    "no session after the request": (Way("buy", after="remove"), "201", "201 again", "1"),
+    "the request is closed": (Way("buy", after="close"), "201", "201 again", "1"),
+    "an error after the request": (Way("buy", after="refuse"), "500", "201 again", "1"),
+    "an error above": (Way("buy", above="refuse!"), "500", "201 again", "1"),
+    "an exit above": (Way("buy", above="exit!"), SystemExit, "201 again", "1"),
+    "a time-out above": (Way("buy", above="run out!"), OutOfTime, "201 again", "1"),
+    # So does what goes with the response that the application makes of an error.
+    **{
+        f"an error that is handled, then {after or 'nothing'}": (
+            Way("buy, refuse", handler=Refused, after=after),
+            "500" if after == "refuse" else "409",
+            "409 again",
+            "1",
+        )
+        for after in ("", "rollback", "remove", "close")
+    },
+    "an abort": (Way("buy, 410"), "410", "410 again", "1"),
+    "an abort that is handled": (Way("buy, 410", handler=HTTPException), "409", "409 again", "1"),
+    "handled by all": (Way("buy, refuse", handler=Exception), "409", "409 again", "1"),
+    "handled as 500": (Way("buy, refuse", handler=500), "409", "409 again", "1"),
+    "handled as success": (Way("buy, 410", handler=410, status=200), "200", "200 again", "1"),
+    "what is left beside an error": (Way("write, refuse", handler=Refused), "409", "409 again", ""),
+    # What the view left for a commit above it.
+    "committed above": (Way("write", above="commit!"), "201", "201 again", "1"),
+    # An exit leaves no lock: the retry runs.
+    "an exit in the view": (Way("write, exit!, commit"), SystemExit, "201", "1"),
+    "a time-out in the view": (Way("write, run out!, commit"), OutOfTime, "201", "1"),
+    "an exit before a commit above": (Way("write", above="exit!, commit"), SystemExit, "201", "1"),
+    "an exit above an error": (
+        Way("write, refuse!, commit", above="exit!", catches="responds"),
+        SystemExit,
+        "201",
+        "1",
+    ),
+}
+ATOMIC_WAYS = {
+    "an error before a commit above": (Way("write", above="refuse!, commit"), "500", "201", "1"),
+    # What is not stored is rolled back before any function after the request: its audit stays.
+    "an audit of a rejection": (Way("write, 403", after="buy"), "403", "403", "44"),
+    # Flask swallows errors of functions after a request while it handles another error.
+    "nobody commits in a handler": (
+        Way("buy, refuse", handler=500, handling="write", status=200),
+        "500",
+        "500",
+        "",
+    ),
+    # As without the extension: a committed row is beyond what comes above, the rest goes.
+    "all is rolled back above": (Way("write", after="rollback, 409"), "409", "409", ""),
+    "all is rejected above": (Way("write", after="409"), "409", "409", ""),
+    "the rest is rolled back above": (
+        Way("buy, write", after="rollback, 409"),
+        "409",
+        "201 again",
+        "1",
+    ),
+    "the rest is rejected above": (Way("buy, write", after="409"), "409", "201 again", "1"),
 }
 
 
+@pytest.mark.parametrize(
+    ("atomic", "way", "first", "again", "left"),
+    [
+        pytest.param(atomic, *row, id=f"{name}, {'atomic' if atomic else 'leased'}")
+        for atomic, ways in ((True, {**WAYS, **ATOMIC_WAYS}), (False, WAYS))
+        for name, row in ways.items()
+    ],
+)
+def test_what_the_view_committed_is_stored_and_stays(shop, atomic, way, first, again, left, caplog):
+    """After an error in a function after the request, Flask calls once more what a view registered.
+
+    The response is stored with what that has changed, and without headers for one origin.
+    """
+    options = {} if atomic else {"atomic": False, "on_interrupted": "retry"}
+    runs, marks = build(shop, way, idempotent(**options))
+    assert (sent(shop), sent(shop), rows(shop)) == (first, again, left)
+    assert len(runs) == (1 if "again" in again else 2)
+    assert len(marks) <= len(runs)
+    if again == f"{first} again":
+        made, replay = shop.responses
+        assert (replay.data, replay.headers["X-Mark"]) == (made.data, "1")
+        assert "Access-Control-Allow-Origin" not in replay.headers
+    if shop.store != "sql":
+        shop.assert_clean()
+    if way.view == "write, refuse":
+        assert len(undone(caplog)) == (0 if atomic else 1)
+
+
+CONFIGS = [{}, {"TESTING": True}, {"DEBUG": True}, {"PROPAGATE_EXCEPTIONS": True}]
+
+
 @KINDS
-@pytest.mark.parametrize(("ends", "kind", "status"), ENDS.values(), ids=ENDS)
-def test_the_response_that_the_application_makes_is_stored_with_the_commit(
-    shop, assert_replayed, ends, kind, status, atomic
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("view", ["buy, refuse", "write, refuse"])
+def test_an_error_that_nobody_handles_is_rolled_back_or_stored_as_failed(
+    make_shop, atomic, config, view, caplog
 ):
-    """What the view registered for it runs once. Headers for one origin are not replayed to another."""
-    ran = []
-
-    def pay():
-        @after_this_request
-        def mark(response):
-            ran.append([record.status for record in shop.records()] if shop.store != "sql" else [None])
-            response.headers["X-Mark"] = str(len(ran))
-            return response
-
-        buy(shop)
-        return ends()
-
-    def handle(_error):
-        allowed = {"Access-Control-Allow-Origin": request.headers["Origin"]}
-        return {"handled": True}, status, allowed
-
-    if kind is not None:
-        shop.app.register_error_handler(kind, handle)
-    add(shop, pay, around(lambda view: view()), atomic=atomic)
-    first, again = (shop.post(headers={"Origin": origin}) for origin in ("https://one", "https://two"))
-    assert (first.status_code, first.headers["X-Mark"], ran) == (status, "1", [[None]])
-    if kind is not None:
-        assert first.headers.pop("Access-Control-Allow-Origin") == "https://one"
-    assert_replayed(first, again)
-    assert shop.count() == 1
+    """Where the application makes no response of it, the request's end does that, and says it once."""
+    shop, is_committed = make_shop(**config), view == "buy, refuse"
+    runs, _ = build(shop, Way(view), idempotent(atomic=atomic))
+    first = Refused if config else "500"
+    assert [sent(shop) for _ in range(3)] == [first, *([first] * 2 if atomic else ["500 again"] * 2)]
+    assert (len(runs), rows(shop)) == ((3, "") if atomic else (1, "1" if is_committed else ""))
+    if atomic and config:
+        assert len(undone(caplog)) == is_committed
 
 
-ABOVE = {
-    "rolls back": lambda shop: shop.db.session.rollback(),
-    "removes the session": lambda shop: shop.db.session.remove(),
-    "closes the request": lambda _shop: request.close(),
-    "raises": fail,
-}
+def add(shop, view, **options):
+    shop.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
 
 
 @KINDS
-@pytest.mark.parametrize("error", [Refused(), None], ids=["raises", "returns"])
-@pytest.mark.parametrize("does", ABOVE)
-def test_no_function_after_the_request_loses_the_payment(shop, atomic, error, does):
-    """After an error in one, Flask runs once more what is registered for the request."""
-    ran = []
-    pay, runs = paying(shop, error)
-
-    def marking():
-        after_this_request(lambda response: (ran.append(response.status_code), response)[1])
-        return pay()
-
-    shop.app.register_error_handler(Refused, lambda _error: ({"refused": True}, 409))
-    after(shop, lambda _response: ABOVE[does](shop))
-    add(shop, marking, atomic=atomic)
-    first, again = shop.post(), shop.post()
-    status = 409 if error else 201
-    assert first.status_code == (500 if does == "raises" else status)
-    assert (again.status_code, is_replayed(again), ran) == (status, True, [status])
-    assert (shop.count(), len(runs)) == (1, 1)
-
-
-@KINDS
-@pytest.mark.parametrize("kind", [Refused, SystemExit, OutOfTime])
-def test_what_a_decorator_raises_after_the_view_comes_too_late(shop, atomic, kind):
-    def fail_once(view):
-        response = view()
-        if not is_replayed(response):
-            raise kind
-        return response
-
-    add(shop, paying(shop)[0], around(fail_once), atomic=atomic)
-    with nullcontext() if kind is Refused else pytest.raises(kind):
-        assert shop.post().status_code == 500
-    again = shop.post()
-    assert (again.status_code, is_replayed(again), shop.count()) == (201, True, 1)
-
-
-@KINDS
-@pytest.mark.parametrize("error", [None, Refused()])
-def test_a_view_that_is_called_without_dispatch_has_no_hooks_and_needs_none(shop, atomic, error):
+@pytest.mark.parametrize("words", ["buy", "buy, refuse"])
+def test_a_view_that_is_called_without_dispatch_has_no_hooks_and_needs_none(shop, atomic, words):
     """As a command or a test calls it: its error is the caller's, and undoes the payment."""
-    add(shop, paying(shop, error)[0], atomic=atomic)
-    headers = {"Idempotency-Key": "key-1"}
+    build(shop, Way(words), idempotent(atomic=atomic))
+    raises, headers = words != "buy", {"Idempotency-Key": "key-1"}
     for number in range(2):
         with shop.app.test_request_context("/payments", method="POST", headers=headers):
             g.account_id = "alice"
-            with pytest.raises(Refused) if error and (atomic or not number) else nullcontext():
-                response = shop.app.view_functions["pay"]()
-                assert is_replayed(response) == bool(number)
-        assert shop.count() == (0 if error and atomic else 1)
-
-
-@KINDS
-def test_what_a_view_left_beside_its_error_is_dropped(shop, assert_replayed, atomic, caplog):
-    """As in any application: nobody committed it. One that is not atomic is warned of."""
-    shop.app.register_error_handler(Refused, lambda _error: ({"refused": True}, 409))
-    add(shop, paying(shop, Refused(), commit=False)[0], atomic=atomic)
-    assert_replayed(shop.post(), shop.post())
-    assert (shop.count(), len(undone(caplog))) == (0, 0 if atomic else 1)
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "config", [{}, {"TESTING": True}, {"DEBUG": True}, {"PROPAGATE_EXCEPTIONS": True}], ids=str
-)
-@pytest.mark.parametrize("commit", [True, False])
-def test_an_error_that_nobody_handles_is_rolled_back_or_stored_as_failed(
-    make_shop, atomic, config, commit, caplog
-):
-    """Where the application makes no response of it, the request's end does that, and says it once."""
-    shop = make_shop(**config)
-    pay, runs = paying(shop, Refused(), commit)
-    add(shop, pay, atomic=atomic)
-    for number in range(3):
-        with pytest.raises(Refused) if config and (atomic or number == 0) else nullcontext():
-            response = shop.post()
-            assert response.status_code == 500
-            assert is_replayed(response) == (not atomic and number > 0)
-    assert (len(runs), shop.count()) == ((3, 0) if atomic else (1, int(commit)))
-    if atomic and config:
-        assert len(undone(caplog)) == commit
-
-
-@KINDS
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, OutOfTime])
-@pytest.mark.parametrize("place", ["view", "above", "above an error"])
-def test_an_exit_leaves_no_lock_and_passes_as_itself(shop, atomic, kind, place):
-    """The view has not committed; the next retry finds its row free, and runs."""
-    runs = []
-
-    def pay():
-        runs.append(1)
-        buy(shop, commit=len(runs) > 1)
-        if len(runs) == 1 and place != "above":
-            raise kind if place == "view" else Refused
-        return {}, 201
-
-    def leave(view):
-        response = None
-        with suppress(Refused):
-            response = view()
-        if len(runs) == 1:
-            raise kind
-        return response
-
-    options = {} if atomic else {"atomic": False, "on_interrupted": "retry"}
-    add(shop, pay, around(leave), **options)
-    with pytest.raises(kind):
-        shop.post()
-    assert shop.count() == 0
-    again = shop.post()
-    assert (again.status_code, is_replayed(again)) == (201, False)
-    assert (shop.count(), len(runs)) == (1, 2)
-    if shop.store != "sql":
-        shop.assert_clean()
+            with pytest.raises(Refused) if raises and (atomic or not number) else nullcontext():
+                assert is_replayed(shop.app.view_functions["pay"]()) == bool(number)
+        assert rows(shop) == ("" if raises and atomic else "1")
 
 
 @KINDS
 @pytest.mark.parametrize("same", [True, False])
 def test_a_second_function_of_one_request_is_refused(shop, atomic, same, caplog):
     """An attempt never takes the response of another: what tries again stands below."""
-    (failing, _), (second, runs) = paying(shop, Refused()), paying(shop)
-    first = idempotent(name="first", atomic=atomic)(failing)
-    then = first if same else idempotent(name="second", atomic=atomic)(second)
+
+    def pay():
+        buy(shop, 5)
+        raise Refused
+
+    first = idempotent(name="first", atomic=atomic)(pay)
+    then = first if same else idempotent(name="second", atomic=atomic)(lambda: buy(shop, 5) or "")
 
     def both():
         with suppress(Refused):
@@ -260,32 +196,9 @@ def test_a_second_function_of_one_request_is_refused(shop, atomic, same, caplog)
     assert "what tries again do so below @idempotent" in shop.post().text
     shop.post()
     assert [each.status for each in shop.records() if each.status] == ([] if atomic else [500])
-    assert (shop.count(), runs) == (0 if atomic else 1, [])
+    assert shop.count() == (0 if atomic else 1)
     said = [line.getMessage() for line in ours(caplog, logging.ERROR)]
     assert len([text for text in said if "a second idempotent function" in text]) == 1
-
-
-@pytest.mark.parametrize("place", ["decorator", "after_request"])
-def test_an_error_above_what_the_view_left_undoes_it(shop, place):
-    fails = [Refused()]
-
-    def end():
-        if fails:
-            raise fails.pop()
-        shop.db.session.commit()
-
-    def call(view):
-        response = view()
-        if place == "decorator":
-            end()
-        return response
-
-    if place == "after_request":
-        after(shop, lambda response: end() if response.status_code < 500 else None)
-    add(shop, paying(shop, commit=False)[0], around(call))
-    assert (shop.post().status_code, shop.count()) == (500, 0)
-    again = shop.post()
-    assert (again.status_code, is_replayed(again), shop.count()) == (201, False, 1)
 
 
 def test_a_problem_at_the_end_is_written_in_place(shop, assert_problem):
@@ -303,7 +216,7 @@ def test_a_problem_at_the_end_is_written_in_place(shop, assert_problem):
         return response
 
     def pay():
-        buy(shop, commit=False)
+        write(shop, 5)
         return {"own": True}, 201, {"X-View": "own", "Location": "/payments/1"}
 
     add(shop, pay)
@@ -317,9 +230,12 @@ def test_a_problem_at_the_end_is_written_in_place(shop, assert_problem):
 @pytest.mark.parametrize("handler", [None, Exception, 500, NotAtomic])
 @pytest.mark.parametrize("mistake", ["nobody committed", "Put @idempotent below"])
 def test_a_mistake_is_logged_once_whatever_handlers_there_are(shop, handler, mistake, caplog):
+    def pay():
+        write(shop, 5)
+        return {}, 201
+
     if handler is not None:
         shop.app.register_error_handler(handler, lambda _error: ({"sorry": True}, 500))
-    pay, _ = paying(shop, commit=False)
     if mistake == "nobody committed":
         add(shop, pay)
     else:
@@ -331,65 +247,10 @@ def test_a_mistake_is_logged_once_whatever_handlers_there_are(shop, handler, mis
     assert len([text for text in said if mistake in text]) == 1, said
 
 
-def test_no_success_is_sent_for_what_is_not_stored(shop):
-    """Flask swallows errors of functions after a request while it handles another error."""
-
-    def apologize(_error):
-        buy(shop, commit=False)  # nobody commits
-        return {"fine": True}, 200
-
-    shop.app.register_error_handler(500, apologize)
-    add(shop, paying(shop, Refused())[0])
-    assert (shop.post().status_code, shop.count()) == (500, 0)
-
-
-@pytest.mark.parametrize("rolls_back", [True, False])
-@pytest.mark.parametrize("commits", [True, False])
-def test_where_what_the_view_left_is_dropped_its_success_is_stored_for_what_it_committed(
-    shop, rolls_back, commits
-):
-    """As without the extension: there a committed row is beyond what comes above."""
-
-    def drop(response):
-        if rolls_back:
-            shop.db.session.rollback()
-        response.status_code = 409
-
-    def pay():
-        buy(shop, commit=commits)
-        buy(shop, commit=False)
-        return {}, 201
-
-    after(shop, drop)
-    add(shop, pay)
-    assert shop.post().status_code == 409
-    again = shop.post()
-    assert (again.status_code, is_replayed(again)) == ((201, True) if commits else (409, False))
-    assert (shop.count(), shop.records()[0].status) == ((1, 201) if commits else (0, None))
-
-
-@pytest.mark.parametrize("raises", [True, False])
-def test_an_audit_above_a_rejection_stays(shop, raises):
-    """What is not stored is rolled back before any after_request function."""
-
-    def audit(response):
-        shop.db.session.add(shop.Payment(amount=response.status_code))
-        shop.db.session.commit()
-
-    def pay():
-        buy(shop, commit=False)
-        return abort(403) if raises else ({}, 403)
-
-    after(shop, audit)
-    add(shop, pay)
-    assert shop.post().status_code == 403
-    assert shop.sql("select amount from payment") == [(403,)]
-
-
 @KINDS
 def test_a_stream_that_fails_is_an_error_of_the_view(shop, assert_replayed, atomic):
     def pay():
-        buy(shop)
+        buy(shop, 5)
         yield "one"
         raise Refused
 

@@ -9,11 +9,15 @@ import pytest
 from flask.views import MethodView
 
 from flask_idempotency import idempotent
-from tests.web.way import KINDS, Refused, fail, is_replayed, make_shop, nobody_was_warned, undone
+from tests.web.way import KINDS, Refused, is_replayed, make_shop, nobody_was_warned, undone
 
 __all__ = ["make_shop", "nobody_was_warned"]
 
 pytestmark = pytest.mark.parametrize("store", ["sql"], indirect=True)
+
+
+def fail(_package):
+    raise Refused
 
 
 def refuse(_error):

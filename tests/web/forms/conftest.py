@@ -28,7 +28,7 @@ class Shop:
         text = f'<form method="post">{field}<input name="amount"></form>'
         self.app.add_url_rule(path, path, lambda: render_template_string(text))
 
-    def add_payments(self, path="/payments", during=lambda: None, **options):
+    def add_payments(self, path="/payments", **options):
         """A view that a form is sent to."""
 
         @idempotent(**options)
@@ -37,7 +37,6 @@ class Shop:
             self.world.db.session.add(self.world.Payment(amount=int(request.form["amount"])))
             self.world.db.session.commit()
             flash("Paid")
-            during()
             return redirect("/thanks", 303)
 
         self.app.add_url_rule(path, path, pay, methods=["POST"])

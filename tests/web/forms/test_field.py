@@ -3,8 +3,6 @@
 import re
 
 import pytest
-import requests
-import sqlalchemy as sa
 from flask import Blueprint, flash, redirect, render_template_string, request, session
 from flask_wtf import CSRFProtect, FlaskForm
 from wtforms import IntegerField
@@ -61,17 +59,6 @@ def test_what_comes_with_a_field_or_without_one_is_judged_by_it(shop, assert_pro
     assert shop.runs[1:] == [None, "key-1", "5"]
 
 
-def test_observing_knows_what_would_be_replayed(shop, heard):
-    shop.add_payments(enforce=False)
-    field = shop.load()
-    for sent in field, field, "forged":
-        assert shop.send(sent, header='"new"').status_code == 303
-    events = [event for name, event in heard if name == "operation_observed"]
-    assert [event.would for event in events] == ["executed", "replayed", "rejected"]
-    assert events[2].problem == "key-malformed"
-    assert len(shop.runs) == 3
-
-
 def test_a_field_needs_a_protected_view_which_may_be_in_a_blueprint_and_a_secret_key(shop):
     blueprint = Blueprint("shop", __name__)
     page = "{{ idempotency_field('shop.pay') }}"
@@ -106,39 +93,6 @@ def test_nothing_of_the_session_is_replayed_or_touched(shop):
         assert dict(cookie) == {}
     for answer in shop.send(field, "/quiet"), shop.send(field, "/quiet"):
         assert not {"Vary", "Set-Cookie"} & set(answer.headers.keys())
-
-
-# The server is a fork of this process, of which Python 3.12 warns where there are threads.
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-class TestADoubleClick:
-    @pytest.fixture
-    def app(self, shop):
-        """Its view waits for a lock, which the test has."""
-        lock = sa.select(sa.func.pg_advisory_xact_lock(1))
-        shop.add_payments(during=lambda: shop.world.db.session.execute(lock), wait=10)
-        shop.app.config["SERVER_NAME"] = "localhost"  # pytest-flask's own is not where it listens
-        return shop.app
-
-    def test_it_shows_the_page_that_the_first_led_to(self, shop, live_server, background):
-        """The browser drops the first answer, cookie and all, and shows the second."""
-        form = {"amount": 5, "idempotency_key": shop.load()}
-
-        def click():
-            with requests.Session() as browser:
-                browser.trust_env = False
-                alice = {"X-User": "alice"}
-                return browser.post(live_server.url("/payments"), form, headers=alice)
-
-        with shop.app.app_context(), shop.world.db.engine.begin() as connection:
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(1)))
-            first = background(click)
-            shop.world.wait_until_blocked()
-            second = background(click)
-            shop.world.wait_until_blocked(2)
-        (redirected,) = second.result().history
-        assert (redirected.status_code, redirected.headers["Idempotent-Replayed"]) == (303, "true")
-        assert (first.result().json(), second.result().json()) == (["Paid"], [])
-        assert shop.world.count() == 1
 
 
 def test_the_field_of_a_form_class_stands_beside_the_token_against_cross_site_requests(shop):
