@@ -25,7 +25,6 @@ from flask_idempotency import (
     ScopeUnknown,
     after_commit,
     current_operation,
-    idempotent,
 )
 from flask_idempotency.core.errors import RecordBroken
 
@@ -208,18 +207,6 @@ def test_a_view_that_calls_it_is_no_replay_and_no_rejection(app, world, run, pay
     assert pay.runs == 1
 
 
-@KINDS
-def test_it_is_no_part_of_an_operation(app, world, run, pay, atomic):
-    @app.post("/payments")
-    @idempotent(atomic=atomic)
-    def view():
-        with pytest.raises(IdempotencyError, match="inside the operation view"):
-            run("key", pay)
-        return {}
-
-    assert (world.post().status_code, pay.runs) == (200, 0)
-
-
 @pytest.mark.parametrize("body", [b"[" * 200_000 + b"]" * 200_000, b"1" * 5000, b"\xff", b""])
 def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, heard, body):
     run("key-1", pay)
@@ -257,18 +244,14 @@ def of(module, name, base=Exception, **attributes):
     return type(name, (base,), {"__module__": module, **attributes})
 
 
-Interrupt = of("dramatiq.threading", "Interrupt", BaseException)
 ENDS = {
     # What stops a function in its middle: nobody knows whether its effect happened.
     "held": [
         SoftTimeLimitExceeded(),
         JobTimeoutException(),
         of("rq.exceptions", "ShutDownImminentException")(),
-        of("dramatiq.middleware.time_limit", "TimeLimitExceeded", Interrupt)(),
         of("huey.exceptions", "TaskTimeout")(),
-        asyncio.CancelledError(),
-        SystemExit(),
-        KeyboardInterrupt(),
+        asyncio.CancelledError(),  # as dramatiq's, no Exception
     ],
     # What a function raises that asks to be run again.
     "free": [
