@@ -155,7 +155,8 @@ def settle(
         raise UnknownRecord(f"{shown} has just been deleted")
     if act == "release" and record is not None and (why_not := too_old(state, seen, record)):
         raise Mistake("not_done", why_not)
-    entry, ttl, stored = operator.note(ACTS[act][0], why), state.settings.ttl, None
+    entry, stored = operator.note(ACTS[act][0], why), None
+    ttl = max(state.settings.ttl, ttl_of(state, seen))
     if response is not None and record is not None:  # sealed for the record as it is now
         check_sealer(state, record)
         claim = Claim(key, record.name, record.fingerprint, record.owner, ttl)
@@ -174,8 +175,7 @@ def too_old(state: AppState, seen: Line, record: Record) -> str:
 
     Until then the other service remembers the view's keys. Later only its books can tell.
     """
-    ttls = [route.ttl for *_, route in protected_routes(state) if route.name == seen.operation]
-    ttl = max(ttls, default=state.settings.ttl)
+    ttl = ttl_of(state, seen)
     if record.age < ttl:
         return ""
     return (
@@ -184,6 +184,12 @@ def too_old(state: AppState, seen: Line, record: Record) -> str:
         " books show no more than the finished steps, release it and say so (--not-done); otherwise do"
         " the rest by hand, and resolve it"
     )
+
+
+def ttl_of(state: AppState, line: Line) -> float:
+    """Return the longest ``ttl`` of its routes, in seconds; the application's where there is none."""
+    ttls = [route.ttl for *_, route in protected_routes(state) if route.name == line.operation]
+    return max(ttls, default=state.settings.ttl)
 
 
 def check_sealer(state: AppState, record: Record) -> None:

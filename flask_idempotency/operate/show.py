@@ -64,7 +64,8 @@ def look_into(state: AppState, line: Line, names: Iterable[str] = ()) -> Found:
     except RecordBroken as error:
         record, unreadable = None, error.detail
     why_not = too_old(state, line, record) if record else unreadable.rstrip(".")
-    advice = _advice(steps, why_not) if "release" in may else ()
+    lost = [name for name, step in finished.items() if step.result is None]
+    advice = _advice(steps, why_not, lost) if "release" in may else ()
     return Found(line, record, unreadable, steps, derived, audit, broken, may, why_not, advice)
 
 
@@ -75,13 +76,14 @@ def row(line: Line) -> dict[str, Any]:
     return shown
 
 
-def _advice(steps: list[dict[str, Any]], why_not: str) -> tuple[str, ...]:
+def _advice(steps: list[dict[str, Any]], why_not: str, lost: list[str]) -> tuple[str, ...]:
     """Return how far an interrupted or failed operation came, and which decision fits, in sentences.
 
     Resolving stores a response and nothing else: what the view had not yet done, above all rows of the
     application's own, is never done. Releasing repeats no finished step, but all else: whatever was cut
     off, and rows that the view has already saved outside a step. An old one (``why_not``) is released
-    only if the other service has done no more than the steps: it recognises no key any more.
+    only if the other service has done no more than the steps: it recognises no key any more. Where the
+    result of a step is ``lost``, as it could not be stored, every run stops there.
     """
     if not steps:
         came = (
@@ -110,6 +112,12 @@ def _advice(steps: list[dict[str, Any]], why_not: str) -> tuple[str, ...]:
             f" again, so it will not do what comes after {steps[-1]['name']}, such as saving rows of"
             " its own."
         )
+    if lost:
+        release = (
+            f"The result of {', '.join(lost)} could not be stored: do not release it, as the view would"
+            " stop there again. Do by hand what comes after it."
+        )
+        return came, release, resolve
     if why_not:
         release = f"{why_not}."
     return came, f"{release} {_OWN_ROWS}", resolve

@@ -150,6 +150,7 @@ def _begun(seen: Stored, values: Fields, *, attempt: int) -> Fields:
         "digest": values["digest"].hex(),
         "state": State.IN_PROGRESS.value,
         "attempt": attempt,
+        "ttl": values["ttl"],  # for what operators decide: it has no "expires" meanwhile
         "lease": seen.now + (values["lease"] or 0),
         "expires": seen.now + values["ttl"] if is_observed else None,
     }
@@ -207,7 +208,8 @@ def settle(seen: Stored, values: Fields) -> Fields | None:
         ended["created"] = seen.now
     if values["state"] == State.IN_PROGRESS.value:
         return ended | {"lease": seen.now, "expires": None}
-    return ended | {"expires": max(ended["expires"], seen.fields["expires"] or 0)}
+    kept = seen.fields["expires"] or seen.now + seen.fields["ttl"]
+    return ended | {"expires": max(ended["expires"], kept)}
 
 
 def erase(seen: Stored, values: Fields) -> Fields | None:

@@ -6,6 +6,7 @@ import getpass
 import json
 import logging
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 import servers
-from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
+from flask_idempotency import (
+    Idempotency,
+    OperationInterrupted,
+    Retryable,
+    current_operation,
+    idempotent,
+)
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.stores.admin import AuditEntry
@@ -162,6 +169,38 @@ def test_an_operator_ends_it_and_thinks_better_of_it(shop):
     )
     assert shop.post().json == {"attempt": 2}
     assert shop.calls == [1]
+
+
+@pytest.mark.parametrize("decision", [["release", "--fail"], ["resolve", "--yes", "--status=201"]])
+def test_a_decision_lives_for_the_ttl_of_its_route(shop, decision):
+    """Not for the application's, after which a retry would run what is never to run again."""
+
+    @shop.app.post("/long")
+    @idempotent(atomic=False, ttl=7 * 86400)
+    def long() -> Any:
+        raise OperationInterrupted
+
+    shop.post("/long")
+    (line,) = shop.listed()
+    assert shop.run(*decision, "--why=asked", line["key"]).exit_code == 0
+    (line,) = shop.listed()
+    created, expires = (datetime.fromisoformat(line[name]) for name in ("created", "expires"))
+    assert (expires - created).total_seconds() > 7 * 86400 - 60
+
+
+def test_where_the_result_of_a_step_is_lost_nobody_is_advised_to_release(shop):
+    @shop.app.post("/lost")
+    @idempotent(atomic=False)
+    def lost() -> Any:
+        return current_operation.step("charge", lambda: float("nan"))
+
+    assert shop.post("/lost").status_code == 500
+    (line,) = shop.listed()
+    shown = shop.run("show", line["key"]).output
+    assert "The result of charge could not be stored: do not release it" in shown
+    assert "repeats no finished step" not in shown
+    shop.run("release", "--why=asked", line["key"])
+    assert shop.post("/lost").status_code == 500
 
 
 def test_an_operator_gives_it_the_response_that_it_should_have_had(shop):
