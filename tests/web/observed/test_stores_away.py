@@ -50,11 +50,6 @@ def timed(world, **kwargs):
     return time.monotonic() - began
 
 
-def dispose(world):
-    with world.app.app_context():
-        world.db.engine.dispose()
-
-
 @POSTGRES
 class TestBehindANetwork:
     @pytest.fixture
@@ -126,16 +121,14 @@ def test_a_table_that_is_missing_is_named_and_does_not_matter(world, would, capl
     assert "create-table" in caplog.text
 
 
-SLOW = """
-create or replace function sleep() returns trigger language plpgsql
-  as 'begin perform pg_sleep(30); return new; end';
-create trigger slow before insert on idempotency_record for each row execute function sleep();
-"""
-
-
 @POSTGRES
 def test_a_slow_statement_delays_a_request_for_a_moment(world, would):
-    world.sql(SLOW)
+    world.sql(
+        "create function sleep() returns trigger language plpgsql"
+        " as 'begin perform pg_sleep(30); return new; end';"
+        " create trigger slow before insert on idempotency_record"
+        " for each row execute function sleep()"
+    )
     assert timed(world) < AT_MOST
     assert would() == ["unknown"]
 
@@ -164,29 +157,13 @@ def test_connections_are_made_ready_as_the_applications_are(make, would, options
     world.sql("alter table idempotency_record set schema elsewhere")
     with world.app.app_context():
         engine = world.db.engine
-    dispose(world)
+        engine.dispose()
     sa.event.listen(engine, "connect", at_connection)
     sa.event.listen(engine, "checkout", at_check_out)
     world.post(), world.post()
     assert would() == ["executed", "replayed"]
     sa.event.remove(engine, "checkout", at_check_out)
     assert world.sql("select count(*) from elsewhere.idempotency_record") == [(1,)]
-
-
-@POSTGRES
-@PATIENT
-def test_a_listener_on_every_pool_is_told_of_a_new_connection_once(world, would):
-    heard = []
-
-    def connected(driver, _record):
-        heard.append(driver)
-
-    sa.event.listen(sa.Pool, "connect", connected)
-    try:
-        world.post()
-    finally:
-        sa.event.remove(sa.Pool, "connect", connected)
-    assert (would(), len(heard)) == (["executed"], 1)
 
 
 @POSTGRES
@@ -224,9 +201,11 @@ def test_a_database_can_be_dropped_once_its_engine_is_disposed(make, postgres, w
     """As a suite's teardown does. PostgreSQL refuses while anybody is connected."""
     url = postgres.database("dropped")
     world = make(SQLALCHEMY_DATABASE_URI=url)
+    with world.app.app_context():
+        engine = world.db.engine
     for _ in range(2):
         world.post()
-        dispose(world)
+        engine.dispose()
     assert would() == ["executed", "replayed"]
     with closing(psycopg2.connect(postgres.dsn)) as connection:
         connection.autocommit = True
