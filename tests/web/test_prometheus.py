@@ -15,7 +15,6 @@ import servers
 from flask_idempotency import ConfigurationError, idempotent
 from flask_idempotency.integrations import prometheus
 from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector, export_metrics
-from tests.docs.pages import ROOT, blocks
 from tests.log import ours
 from tests.waiting import wait_until
 
@@ -108,19 +107,6 @@ class TestRequests:
         add(world, 201)
         world.post()
         assert value("store_failures_total", part="lock") == (not works)
-
-    def test_the_pages_code_serves_a_factory_that_is_called_twice_in_one_process(self, make_world):
-        """Both applications share the series of one registry."""
-        [first, *_] = (b for b in blocks(ROOT / "docs/monitoring.md", "python") if "(app))" in b.text)
-        for count in (1, 2):
-            world = make_world()
-            exec(first.source, {"app": world.app})  # noqa: S102
-            add(world, *[201] * count)
-            for number in range(count):
-                world.post(key=f"key-{number}")
-            scrape = world.client.get("/metrics").text
-            assert f'idempotency_records{{operation="pay",state="completed"}} {count}.0' in scrape
-        assert 'outcome="executed",problem=""} 3.0' in scrape
 
 
 class TestRecords:

@@ -1,7 +1,6 @@
 """What ``instrument_app`` puts on the spans of an application."""
 
 import asyncio
-import threading
 
 import pytest
 from flask import Flask, g
@@ -152,22 +151,6 @@ def test_a_trace_that_cannot_be_read_is_no_link(traced, spans, line):
     assert spans()[1].links == ()
 
 
-@pytest.mark.parametrize("first_is_traced", [True, False])
-def test_one_release_may_have_tracing_and_the_other_not(
-    make_traced, make_world, spans, first_is_traced
-):
-    makers = [make_traced, make_world] if first_is_traced else [make_world, make_traced]
-    first = makers[0]()
-    second = makers[1](SQLALCHEMY_DATABASE_URI=first.app.config["SQLALCHEMY_DATABASE_URI"])
-    for world in first, second:
-        add(world)
-        answer = world.post()
-    assert answer.headers["Idempotent-Replayed"] == "true"
-    assert "trace" not in str(answer.headers).lower()
-    (span,) = spans()
-    assert (span.links, ours(span)["outcome"]) == ((), "executed" if first_is_traced else "replayed")
-
-
 def test_an_observed_request_says_what_would_have_become_of_it(make_traced, spans):
     world = make_traced(IDEMPOTENCY_ENFORCE=False)
     add(world)
@@ -288,20 +271,6 @@ def test_neither_key_nor_scope_nor_body_is_on_a_span(traced, exporter):
     for outcome in "executed", "replayed", "rejected":
         assert outcome in exported
     assert "canary" not in exported
-
-
-def test_requests_at_once_have_their_own_links(traced, spans, background):
-    add(traced)
-    barrier = threading.Barrier(4)
-
-    def post(key):
-        barrier.wait()
-        return traced.post(key=key).status_code
-
-    for _ in range(2):
-        assert [done.result() for done in [background(post, key) for key in "abcd"]] == [201] * 4
-    firsts = {ours(span)["id"]: span for span in spans()[:4]}
-    assert all(is_linked(replay, firsts[ours(replay)["id"]]) for replay in spans()[4:])
 
 
 def test_every_signal_of_an_operation_is_heard(traced, make_world):

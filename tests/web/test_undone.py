@@ -13,15 +13,18 @@ __all__ = ["nobody_was_warned"]
 INSERT = "insert into payment (amount) values (5)"
 
 
-def add(world, commit=True):
+def flushes(world):
     world.db.session.add(world.Payment(amount=5))
-    if commit:
-        world.db.session.commit()
+    world.db.session.flush()
 
 
-def execute(world, statement):
-    world.db.session.execute(world.db.text(statement))
+def commits(world):
+    flushes(world)
     world.db.session.commit()
+
+
+def on_the_operations_connection(world):
+    current_operation.connection.execute(world.db.text(INSERT))
 
 
 def on_its_own_connection(world):
@@ -30,40 +33,31 @@ def on_its_own_connection(world):
         connection.execute(world.db.text(INSERT))
 
 
-def in_a_savepoint(world):
-    add(world, commit=False)
+def reads(world):
+    world.db.session.execute(world.db.text("select 1"))
+    world.db.session.commit()
+
+
+def rolls_back(world):
+    flushes(world)
     with world.db.session.begin_nested():
-        add(world, commit=False)
+        flushes(world)
     world.db.session.rollback()
     world.db.session.commit()
 
 
-def and_fail_afterwards(world):
+def fails_afterwards(world):
     """Flask hands that to the handler, too: the client sees its 403, and nothing is stored."""
     after_this_request(lambda _response: 1 / 0)
-    add(world)
+    commits(world)
 
 
 def fail(error):
     raise error
 
 
-WRITES = {
-    "an object": (add, True),
-    "a statement": (lambda world: execute(world, INSERT), True),
-    "and then reads": (lambda world: (add(world), execute(world, "select 1")), True),
-    "on the operation's connection": (
-        lambda world: current_operation.connection.execute(world.db.text(INSERT)),
-        True,
-    ),
-    "fails afterwards": (and_fail_afterwards, True),
-    "only adds": (lambda world: add(world, commit=False), False),
-    "only flushes": (lambda world: (add(world, commit=False), world.db.session.flush()), False),
-    "rolls back": (lambda world: (add(world, commit=False), world.db.session.rollback()), False),
-    "rolls a savepoint back": (in_a_savepoint, False),
-    "only reads": (lambda world: execute(world, "select 1"), False),
-    "on a connection of its own": (on_its_own_connection, False),
-}
+SAID = [commits, on_the_operations_connection, fails_afterwards]
+NOT_SAID = [flushes, rolls_back, reads, on_its_own_connection]
 ENDS = {
     "returns": lambda: ({}, 403),
     "aborts": lambda: abort(403),
@@ -72,13 +66,11 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("writes", WRITES)
+@pytest.mark.parametrize("writes", SAID + NOT_SAID)
 @pytest.mark.parametrize("end", ENDS)
 def test_it_is_said_once_where_something_was_committed(world, caplog, writes, end):
-    does, is_said = WRITES[writes]
-
     def view():
-        does(world)
+        writes(world)
         return ENDS[end]()
 
     def above(**_values):
@@ -92,9 +84,9 @@ def test_it_is_said_once_where_something_was_committed(world, caplog, writes, en
     world.app.register_error_handler(500, lambda _error: ({}, 403))
     world.app.post("/payments", endpoint="sign_in")(above)
     assert [world.post(key=key).status_code for key in "ab"] == [403] * 2
-    assert world.count() == (2 if writes == "on a connection of its own" else 0)
+    assert world.count() == (2 if writes is on_its_own_connection else 0)
     said = [text for text in undone(caplog) if "of sign_in committed changes and" in text]
-    assert len(said) == is_said
+    assert len(said) == (writes in SAID)
     assert all("store=lambda response" in text for text in said)
 
 
@@ -103,12 +95,8 @@ def test_it_is_said_once_where_something_was_committed(world, caplog, writes, en
 )
 def test_not_for_what_is_stored(world, caplog, status, options):
     """As the option does that the warning names."""
-
-    def view():
-        add(world)
-        return {}, status
-
-    world.app.post("/payments")(idempotent(**options)(view))
+    view = idempotent(**options)(lambda: commits(world) or ({}, status))
+    world.app.post("/payments", endpoint="pay")(view)
     assert world.post().status_code == status
     assert (undone(caplog), world.count()) == ([], 1)
 
@@ -157,11 +145,7 @@ def test_what_runs_later_can_show_what_is_kept_and_the_id_of_what_is_not(world, 
 def test_a_deletion_that_was_undone_is_not_made_by_a_commit_above(world):
     """The view had not flushed it."""
     world.sql("insert into payment (id, amount) values (7, 5)")
-
-    @world.app.after_request
-    def commit(response):
-        world.db.session.commit()
-        return response
+    world.app.after_request(lambda response: world.db.session.commit() or response)
 
     @world.app.post("/payments")
     @idempotent
