@@ -82,7 +82,6 @@ def deadline(page: str, start: str, end: str) -> Any:
     [
         pytest.param("http.md", lambda page: set(PROBLEM_ROW.findall(page)), PROBLEMS, id="problems"),
         ("http.md", statuses("below 500 is stored, except", "."), STATUSES),
-        ("guarantees.md", statuses("not stored (500 and above,", ")"), STATUSES),
         ("http.md", named_headers, HEADERS),
         ("monitoring.md", rows(r"^\| `idempotency\.(\w+)` \|"), ATTRIBUTES),
         ("monitoring.md", after("`idempotency.outcome` | ", "\n", r"`(\w+)`"), set(OUTCOMES)),

@@ -11,7 +11,6 @@ import pytest
 import flask_idempotency
 from flask_idempotency.cli.listing import STATES
 from flask_idempotency.core.machine import Situation
-from flask_idempotency.core.records import NOT_STORED
 from tests.docs.pages import PAGES, RECIPES, ROOT, apps, blocks, name_of
 
 
@@ -107,4 +106,3 @@ def test_the_picture_of_the_states_has_those_of_a_record():
     assert {text for text, kinds in texts if "state" in kinds} == set(STATES)
     written = " ".join(text for text, _ in texts).replace("_", " ")
     assert [each.value for each in Situation if each.value not in written] == []
-    assert {int(status) for status in re.findall(r"\b4\d\d\b", written)} == set(NOT_STORED)
