@@ -227,6 +227,7 @@ USED_UP = {
 }
 RAW = {
     "environ": lambda: request.environ["wsgi.input"].read(-1),
+    "a line": lambda: request.environ["wsgi.input"].readline(-1),
 }
 """They leave less of an input than its length claims, which is the same as an incomplete body."""
 
@@ -346,6 +347,17 @@ def test_a_packed_body_is_compared_as_the_view_reads_it(
         assert_problem(pack(body.replace(b"5", b"6"), 1, kind), 422, "key-reused")
     assert pack(b"x" * (17 << 20), 1, JSON, "key-2").status_code == 413
     assert len(world.records()) == 3
+
+
+def test_a_view_may_unpack_the_body_itself(world):
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        inflated()
+        return request.get_json()
+
+    packed, headers = gzip.compress(BODIES[JSON]), {"Content-Encoding": "gzip"}
+    assert send(world, packed, headers=headers).json == {"amount": 5}
 
 
 def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(world, add):
