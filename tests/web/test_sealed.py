@@ -42,19 +42,15 @@ def assert_shut(response):
     assert "Location" not in response.headers
 
 
-def dump(world):
-    """The whole table as text, and its bytes as text."""
-    records = world.records()
-    return repr(records) + "".join(bytes(r.body or b"").decode("latin-1") for r in records)
-
-
 @pytest.mark.parametrize("limit", [{}, {"IDEMPOTENCY_MAX_RESPONSE_BYTES": 3}])
 def test_the_table_holds_nothing_readable(deploy, assert_replayed, limit):
     """Nor of a response that is too large to be stored."""
     world = deploy(NEW, **limit)
     first, again = post(world), post(world)
-    assert "canary" not in dump(world)
-    assert "Location" not in dump(world)
+    (record,) = world.records()
+    stored = repr(record) + bytes(record.body or b"").decode("latin-1")
+    assert "canary" not in stored
+    assert "Location" not in stored
     if limit:
         assert (again.status_code, again.headers["Location"]) == (409, first.headers["Location"])
     else:
@@ -66,10 +62,9 @@ def test_a_key_that_was_taken_away_opens_nothing_and_runs_nothing(deploy, heard)
     post(deploy(OLD))
     heard.clear()
     after = deploy(NEW)
-    for _ in range(2):
-        assert_shut(post(after))
+    assert_shut(post(after))
     assert after.count() == 1
-    assert [event.problem for _, event in heard] == ["record-unreadable"] * 2
+    assert [event.problem for _, event in heard] == ["record-unreadable"]
 
 
 @pytest.mark.parametrize("accepts", [False, True])
@@ -109,20 +104,14 @@ def test_a_response_that_was_changed_or_moved_in_the_table_stays_shut(deploy, fo
     assert world.count() == 2
 
 
-def guesses():
-    """What everybody who reads a row can try in a moment: all requests there can be."""
-    for pin in range(10_000):
-        body = b'{"pin":"%04d"}' % pin
-        path = "/payments/canary"
-        yield by_parts(RequestParts("POST", None, path, b"", "application/json", body), "request")
-
-
 @pytest.mark.parametrize("keys", [(), (NEW,)], ids=["in plain", "keyed"])
 def test_what_is_in_a_request_can_be_guessed_from_its_row_only_without_keys(deploy, keys):
-    world = deploy(*keys)
-    assert post(world, data=b'{"pin":"4711"}', content_type="application/json").status_code == 201
+    """Everybody who reads a row can try in a moment all requests there can be."""
+    world, body = deploy(*keys), b'{"pin":"4711"}'
+    assert post(world, data=body, content_type="application/json").status_code == 201
+    parts = RequestParts("POST", None, "/payments/canary", b"", "application/json", body)
     stored = bytes(world.records()[0].fingerprint)
-    assert any(guess.digest in stored for guess in guesses()) == (not keys)
+    assert (by_parts(parts, "request").digest in stored) == (not keys)
 
 
 def test_a_changed_request_is_told_under_every_key_of_the_list(deploy, assert_problem):
