@@ -254,7 +254,7 @@ def test_what_was_read_before_the_view_is_compared_all_the_same_or_refused(
     make_world, add, assert_replayed, assert_problem, name, where
 ):
     """Who reads an incomplete body learns it, and nothing runs; nor does it for a longer one."""
-    limit = "MAX_CONTENT_LENGTH" if where is carelessly else SETTING  # Werkzeug's own cuts in silence
+    limit = "MAX_CONTENT_LENGTH" if where is before_request else SETTING  # which cuts
     world = make_world(TESTING=True, **{limit: 200})
     runs, is_early = add(world), where is receiver
     where(world, {**KEPT, **USED_UP, **RAW}[name])
