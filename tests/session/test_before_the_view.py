@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from select import select
-
 import pytest
 import sqlalchemy as sa
 from flask import g
@@ -26,7 +24,6 @@ from tests.session.cases import (
     then,
     writes,
 )
-from tests.sessions import factory_of
 
 family = Family(events=False)
 
@@ -50,24 +47,6 @@ def takes_a_number(world):
     world.here["number"] = world.sql("select nextval('account_id_seq')")
 
 
-def listens_outside(world):
-    world.admin_run("listen seen")
-    world.admin.notifies.clear()
-
-
-def notifies(world):
-    """And note what was heard since the last request, to the end: notifications keep their order."""
-    world.admin_run("notify seen, 'end'")
-    heard, notices = [], world.admin.notifies
-    while heard[-1:] != ["end"]:
-        world.admin.poll()
-        if not notices:
-            assert select([world.admin], [], [], 10)[0], "no notification came"
-        heard += [notices.pop(0).payload for _ in list(notices)]
-    world.note(heard)
-    world.sql("select pg_notify('seen', 'somebody')")
-
-
 def streams(world):
     options = {"stream_results": True, "max_row_buffer": 1}
     g.rows = world.session.execute(sa.text("select generate_series(1, 500)"), execution_options=options)
@@ -89,7 +68,6 @@ BEFORE = {
         lambda world: world.note(world.sql("select currval('account_id_seq')") == world.here["number"]),
         {},
     ),
-    "a notification": (notifies, lambda _: None, {"prelude": listens_outside}),
     "a cursor": (
         sends("declare names cursor for select name from account order by 1"),
         asks("fetch next from names"),
@@ -195,30 +173,6 @@ family.add(
 )
 
 
-def another_takes_it_over(world):
-    """Whoever finds the record free after a rollback takes it, as another worker would."""
-    if not world.protected:
-        return
-
-    def steal(_session):
-        stolen = world.admin_run(
-            "update idempotency_record set attempt = attempt + 1, owner = 'somebody else'"
-            " where key = (select key from idempotency_record where state = 'in_progress'"
-            " for update skip locked) returning 1"
-        )
-        if stolen:
-            world.note("taken over")
-
-    sa.event.listen(factory_of(world.app, world.db), "after_rollback", steal)
-
-
-family.add(
-    "another takes the record over after the rollback",
-    VIEWS["rolls back"],
-    before=changes_and_flushes,
-    setup=another_takes_it_over,
-    expect=Either((EQUAL, NothingKept(409))),
-)
 for end in ("rollback to", "release"):
     family.add(
         f"{end} a savepoint from before the view",
@@ -338,38 +292,6 @@ def test_on_a_problem_the_transaction_is_left_as_it_was(
     assert amounts == [(0, 3), (5, 2)]
     assert runs == [1]
     world.assert_clean()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_job_commits_what_its_session_held_before_or_undoes_it(fails, world):
-    def job():
-        world.db.session.add(world.Payment(amount=2))
-        world.db.session.commit()
-        if fails:
-            raise OSError("as asked")
-
-    for again in range(2):
-        with world.app.app_context():
-            world.db.session.add(world.Payment(amount=1))
-            world.db.session.flush()
-            try:
-                world.idempotency.run("order-1", job, scope="s", name="job")
-            except OSError:
-                assert fails
-            if again:
-                world.db.session.commit()  # a replay leaves the transaction to its owner
-    amounts = [amount for (amount,) in world.sql("select amount from payment order by amount")]
-    assert amounts == ([] if fails else [1, 1, 2])
-
-
-def test_a_refusal_is_logged_though_a_handler_answers_for_it(world, caplog):
-    world.app.before_request(
-        lambda: world.db.session.execute(sa.text("set transaction read only")) and None
-    )
-    world.app.register_error_handler(Exception, lambda _error: ({"error": "sorry"}, 500))
-    world.app.post("/payments", endpoint="pay")(idempotent(dict))
-    assert world.post().status_code == 500
-    assert [line.levelname for line in caplog.records if "READ ONLY" in line.getMessage()] == ["ERROR"]
 
 
 @pytest.mark.parametrize("driver", ["psycopg2"], indirect=True)  # psycopg takes no class of connections

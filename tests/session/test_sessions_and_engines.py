@@ -329,16 +329,6 @@ def test_a_duplicate_that_the_view_sends_itself_fails_with_it(tested, add_view):
     assert (runs, tested.seen()) == ([1, 2], 1)
 
 
-def test_a_duplicate_in_another_thread_meets_the_first(tested, add_view, gate, background):
-    runs = add_view(tested, during=gate)
-    first = background(tested.post, key="a")
-    gate.wait_until_reached()
-    assert tested.post(key="a").status_code == 409
-    gate.open()
-    assert first.result().status_code == 201
-    assert (runs, tested.seen()) == ([1], 1)
-
-
 def test_the_claim_is_outside_of_what_a_failing_view_undoes(tested, add_view):
     """The second attempt knows that it is one."""
     runs = add_view(tested, during=lambda: 1 / (len(runs) - 1))

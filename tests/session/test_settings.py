@@ -108,17 +108,10 @@ def by_function(is_local):
     return lambda world: world.session.execute(call) and None
 
 
-def by_parameters(world):
-    world.sql("select set_config(:name, :value, true)", name="app.tenant", value="a")
-
-
-def in_begin_nested(end):
-    def view(world):
-        nested = world.session.begin_nested()
-        world.sql(LOCAL_TENANT)
-        getattr(nested, end)()
-
-    return view
+def in_begin_nested_undone(world):
+    nested = world.session.begin_nested()
+    world.sql(LOCAL_TENANT)
+    nested.rollback()
 
 
 def resets(world):
@@ -135,15 +128,10 @@ OUTLASTS = ByDesign(
 for what, (do, expect) in {
     "func.set_config": (by_function(True), OUTLASTS),
     "func.set_config for the session": (by_function(False), EQUAL),
-    "set_config with parameters": (by_parameters, OUTLASTS),
-    "local in begin_nested": (in_begin_nested("commit"), OUTLASTS),
-    "local in begin_nested, undone": (in_begin_nested("rollback"), EQUAL),
+    "local in begin_nested, undone": (in_begin_nested_undone, EQUAL),
     "local, then for the session": (sends(LOCAL_TENANT, "set app.tenant = 'b'"), EQUAL),
-    "for the session, then local": (sends("set app.tenant = 'b'", LOCAL_TENANT), OUTLASTS),
-    "local, then reset": (sends(LOCAL_TENANT, "reset app.tenant"), EQUAL),
     "a role and a setting": (sends(LOCAL_ROLE, "set local lock_timeout = '300ms'"), OUTLASTS),
     "a role for the session after a local one": (sends(LOCAL_ROLE, ROLE, "reset role"), EQUAL),
-    "a role of none": (sends(LOCAL_ROLE, "set local role none"), EQUAL),
 }.items():
     for when, view, expected in (
         ("committed", then(do, shows, pays, shows, resets), expect),
@@ -184,20 +172,6 @@ family.add(
 )
 family.add("what is prepared forgotten in the view", then(pays, sends("deallocate all"), pays))
 
-
-def columns(world):
-    """Of a table that sound like settings."""
-    world.admin_run("create table place (local text, role text)")
-    world.admin_run("insert into place values ('a', 'b')")
-
-
-for text in (
-    "update place\nset local = 'x'",
-    "with one as (select 1)\nupdate place set role = 'y'",
-    "insert into place values ('set local local = 1; set role none')",
-    "select 'set_config(', 'set local role'",
-):
-    family.add(repr(text), then(sends(text), pays), setup=columns)
 
 # The engine's own level, map, role and listeners.
 

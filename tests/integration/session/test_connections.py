@@ -207,51 +207,6 @@ def test_only_a_claim_that_is_all_there_is_waits_for_the_disk(world, options, re
     assert world.sql("select how from commits") == [(waits,)]
 
 
-def test_a_setting_made_by_a_connect_listener_stays(world):
-    with world.app.app_context():
-        engine = world.db.engine
-    engine.dispose()
-    set_name = "set application_name = 'kept'"
-    sa.event.listen(engine, "connect", lambda driver, _record: driver.cursor().execute(set_name))
-    protect(world, lambda: [world.db.session.scalar(sa.text("show application_name"))])
-    assert world.post().json == ["kept"]
-
-
-def through_a_listener(world, kind):
-    """A listener of the pool is given the driver's connection itself."""
-    with world.app.app_context():
-        engine = world.db.engine
-    sa.event.listen(engine, "checkout", lambda raw, *_: setattr(raw, "cursor_factory", kind))
-
-
-def through_a_cursor(world, kind):
-    """So are psycopg's cursors, unlike psycopg2's."""
-    world.db.session.execute(sa.text("select 1")).cursor.connection.cursor_factory = kind
-
-
-@pytest.mark.parametrize("choose", [through_a_listener, through_a_cursor])
-def test_a_cursor_factory_chosen_past_the_session_loses_no_rollback(world, view, driver, choose):
-    own = {"psycopg2": psycopg2.extensions.cursor, "psycopg": psycopg.Cursor}[driver]
-    kind = type("Cursor", (own,), {})
-    if choose is through_a_listener:
-        choose(world, kind)
-
-    def pay():
-        pay_once(world)
-        if choose is through_a_cursor:
-            choose(world, kind)
-        world.db.session.rollback()
-        world.db.session.add(world.Payment(amount=2))
-        world.db.session.flush()
-        world.db.session.rollback()
-        pay_once(world)
-        return {"chosen": isinstance(world.db.session.connection().connection.cursor(), kind)}, 201
-
-    view(pay)
-    assert world.post().json == {"chosen": True}
-    assert world.sql("select amount from payment") == [(1,), (1,)]
-
-
 @PSYCOPG
 def test_a_cursor_made_past_the_session_is_in_its_unit(world):
     def pay():

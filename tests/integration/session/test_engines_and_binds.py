@@ -15,7 +15,7 @@ from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
 from tests.drivers import ways
-from tests.integration.views import pay_once, protect
+from tests.integration.views import protect
 
 
 def test_a_pool_with_one_connection_for_all_is_refused(postgres, store):
@@ -113,21 +113,6 @@ def test_a_session_that_reads_from_a_replica_is_refused_with_the_cure(make_world
     assert world.count() == cured
 
 
-def test_an_engine_with_a_schema_translate_map_keeps_it(make_world):
-    class TenantSession(Session):
-        def get_bind(self, *args, **kwargs):
-            bind = super().get_bind(*args, **kwargs)
-            return bind.execution_options(schema_translate_map={None: "tenant"})
-
-    world = make_world(db=SQLAlchemy(session_options={"class_": TenantSession}))
-    world.sql("create schema tenant")
-    world.sql("create table tenant.payment (like payment including all)")
-    protect(world, lambda: pay_once(world) or ({}, 201))
-    status = world.post().status_code
-    assert world.count() == 0, "the default schema is another tenant's"
-    assert world.count("tenant.payment") == (1 if status == 201 else 0)
-
-
 INSERT = "insert into {} (amount) values (1)"
 
 
@@ -150,25 +135,6 @@ def test_a_bind_that_is_not_there_is_named(world):
     world.app.testing = True
     with pytest.raises(ConfigurationError, match=rf"'logs'.*\[{re.escape(repr(name))}\]"):
         world.post()
-
-
-def test_the_database_of_another_application_is_no_bind_of_this_one(
-    make_world, add_view, assert_replayed, caplog, driver
-):
-    """As any other effect outside of the operation: a retry may repeat it."""
-    world, other = make_world(), make_world()
-
-    def call():
-        with other.app.app_context():
-            pay_once(other)
-
-    runs = add_view(world, during=call, name=f"beside_{driver}")
-    first = world.post()
-    assert first.status_code == 201
-    assert_replayed(first, world.post())
-    assert runs == [1]
-    assert caplog.text.count("a connection of its own") == 1
-    other.assert_clean()
 
 
 @pytest.mark.usefixtures("several_engines")

@@ -32,14 +32,6 @@ def test_view_and_record_share_one_backend(world, view):
     assert len(pids) == 3
 
 
-def test_afterwards_a_session_joins_other_transactions_as_it_did_before(world):
-    session = world.db.session
-    with world.app.app_context():
-        found = session().join_transaction_mode
-        world.idempotency.run("a", lambda: session.scalar(sa.select(1)), scope="s", name="read")
-        assert session().join_transaction_mode == found
-
-
 def test_a_client_that_goes_away_is_noticed_in_the_view_and_nowhere_else(world):
     interval = sa.text("show client_connection_check_interval")
     protect(world, lambda: [world.db.session.scalar(interval)])
@@ -116,20 +108,6 @@ def test_the_operations_connection_is_in_the_sessions_transaction_if_there_is_on
     protect(world, pay)
     assert world.post().status_code == 201
     assert [amount for (amount,) in world.sql("select amount from payment order by 1")] == rows
-
-
-def test_savepoints_that_nothing_was_sent_in_may_be_rolled_back(world):
-    def pay():
-        connection = current_operation.connection
-        outer, inner = connection.begin_nested(), connection.begin_nested()
-        inner.rollback()
-        connection.execute(sa.insert(world.Payment).values(amount=1))
-        outer.commit()
-        connection.begin_nested().rollback()
-        return {}, 201
-
-    protect(world, pay)
-    assert (world.post().status_code, world.count()) == (201, 1)
 
 
 # Refused, or warned about, before it commits.
@@ -296,18 +274,6 @@ class TestInNeedOfRollback:
     def test_one_that_touches_no_database_goes_on(self, run, failing):
         run("a", failing)
         assert [run("b", lambda: "done"), run("b", lambda: "again")] == ["done", "done"]
-
-    def test_a_savepoint_that_a_failed_transaction_refuses_does_not_break_it(self, world, run):
-        def pay():
-            with pytest.raises(sa.exc.DBAPIError, match="zero"):
-                world.db.session.execute(sa.text("select 1 / 0"))
-            with pytest.raises(sa.exc.DBAPIError, match="aborted"), world.db.session.begin_nested():
-                world.db.session.execute(sa.select(1))
-            world.db.session.rollback()
-            pay_once(world)
-
-        run("a", pay)
-        assert world.count() == 1
 
     def test_one_that_ended_with_an_error_disturbs_no_later_one(self, world, run):
         def fail():

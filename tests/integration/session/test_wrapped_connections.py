@@ -75,7 +75,7 @@ class Way:
 
 WAYS = ways(
     "way",
-    {"wrapped": Way(1), "twice": Way(2)},
+    {"twice": Way(2)},
     psycopg2={
         "class": Way(0, CursorOfAnAgent),
         "both": Way(1, CursorOfAnAgent),

@@ -231,22 +231,3 @@ class TestInsideABegin:
         runs = add(view)
         assert [world.post().json for _ in range(2)] == [[0, "charged", "a"]] * 2
         assert (world.count(), runs, steps(world)) == (1, [1], [("charge", 1)])
-
-    @pytest.mark.parametrize("reads", [True, False])
-    def test_an_atomic_step_ends_it_as_a_commit_in_it_does(self, world, add, reads):
-        def end_by_a_step():
-            if reads:
-                count(world)
-            atomic_step("pay", pay, world)
-
-        def view():
-            for end in end_by_a_step, lambda: pay(world):
-                with world.db.session.begin():
-                    end()
-                    with pytest.raises(sa.exc.InvalidRequestError, match="complete the context"):
-                        count(world)
-            return count(world)
-
-        add(view)
-        assert world.post().json == 2
-        assert (world.count(), steps(world)) == (2, [("pay", 1)])

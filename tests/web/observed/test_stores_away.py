@@ -5,7 +5,6 @@ import sqlite3
 import time
 from contextlib import closing, suppress
 
-import psycopg2
 import pytest
 import sqlalchemy as sa
 from flask import current_app, g
@@ -193,23 +192,6 @@ def test_nothing_is_taken_from_the_pool_of_the_application(make, would):
     with world.app.app_context(), world.db.engine.connect():
         world.post(), world.post()
     assert would() == ["executed", "replayed"]
-
-
-@POSTGRES
-@PATIENT
-def test_a_database_can_be_dropped_once_its_engine_is_disposed(make, postgres, would):
-    """As a suite's teardown does. PostgreSQL refuses while anybody is connected."""
-    url = postgres.database("dropped")
-    world = make(SQLALCHEMY_DATABASE_URI=url)
-    with world.app.app_context():
-        engine = world.db.engine
-    for _ in range(2):
-        world.post()
-        engine.dispose()
-    assert would() == ["executed", "replayed"]
-    with closing(psycopg2.connect(postgres.dsn)) as connection:
-        connection.autocommit = True
-        connection.cursor().execute(f"drop database {sa.make_url(url).database}")
 
 
 @SQLITE
