@@ -178,12 +178,6 @@ def test_run_has_one_outcome_each_time(world, heard):
     assert told == [("job", "executed"), ("job", "replayed"), ("job", "rejected")]
 
 
-def test_no_event_is_made_while_nobody_listens(world, monkeypatch, nobody_listens):
-    monkeypatch.setattr("flask_idempotency.web.signals.Event", None)
-    add(world, ends(201))
-    assert [post(world).status_code for _ in range(2)] == [201, 201]
-
-
 def test_receivers_hear_after_the_commit_unless_they_are_muted_and_whatever_others_do(
     world, add_view, caplog
 ):

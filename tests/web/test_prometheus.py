@@ -222,13 +222,6 @@ class TestRecords:
             wait_until(lambda: now("records_up"), "the records are told again")
             wait_until(lambda: threading.active_count() == threads, "the question has ended")
 
-    def test_registering_asks_no_database(self, world):
-        world.sql("drop table idempotency_record cascade")
-        registry, collector = CollectorRegistry(auto_describe=True), RecordsCollector(world.app)
-        registry.register(collector)
-        with pytest.raises(ValueError, match="Duplicated"):
-            registry.register(collector)
-
 
 def test_without_init_app_or_the_package_the_message_says_what_to_do(monkeypatch):
     for tell in export_metrics, RecordsCollector:

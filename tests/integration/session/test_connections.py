@@ -106,37 +106,6 @@ def test_a_migration_behind_the_claim_leaves_the_transaction_to_the_application(
     assert (answer.status_code, answer.headers["X-Set"]) == (503, "7")
 
 
-def copied(cursor):
-    """The amounts of all payments, as COPY writes them."""
-    if isinstance(cursor, psycopg.Cursor):
-        with cursor.copy("copy payment (amount) to stdout") as copy:
-            return b"".join(copy).decode()
-    out = io.StringIO()
-    cursor.copy_to(out, "payment", columns=("amount",))
-    return out.getvalue()
-
-
-def test_the_drivers_other_ways_to_read_see_what_was_rolled_back_no_more(world):
-    seen = []
-
-    def pay():
-        session = world.db.session
-        stream = sa.select(world.Payment.amount).execution_options(yield_per=5)
-        for read in (
-            lambda: copied(session.connection().connection.cursor()),
-            lambda: list(session.execute(stream)),
-        ):
-            session.add(world.Payment(amount=1))
-            session.flush()
-            session.rollback()
-            seen.append(read())
-        return {}, 201
-
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert seen == ["", []]
-
-
 @pytest.mark.parametrize("status", [201, 500])
 def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, status):
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION)

@@ -16,7 +16,7 @@ from psycopg2 import extensions
 from psycopg2.extras import DictCursor
 
 from flask_idempotency import current_operation, idempotent
-from tests.drivers import PSYCOPG2, connect, ways
+from tests.drivers import connect, ways
 from tests.integration.views import protect
 
 heard: list = []
@@ -93,39 +93,19 @@ def unwrapping(monkeypatch):
     def register_type(kind, scope=None):
         while hasattr(scope, "__wrapped__"):
             scope = scope.__wrapped__
-        register(kind, vars(scope)["_connection"] if isinstance(scope, Double) else scope)
+        register(kind, scope)
 
     monkeypatch.setattr(extensions, "register_type", register_type)
 
 
-class Double:
-    """Stands for a connection, and has no attribute of psycopg2's own."""
-
-    def __init__(self, connection):
-        self._connection = connection
-
-    def __getattr__(self, name):
-        if name == "cursor_factory":
-            raise AttributeError(name)
-        return getattr(self._connection, name)
-
-
 @pytest.fixture
-def make_wrapped(driver, make_world):
-    def make(wrap):
-        made = make_world()
-        url = made.app.config["SQLALCHEMY_DATABASE_URI"]
-        with made.app.app_context():
-            made.db.engine.dispose()
-        options = {"creator": lambda: wrap(url, driver), "pool_size": 1, "max_overflow": 0}
-        return make_world(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
-
-    return make
-
-
-@pytest.fixture
-def world(way, make_wrapped):
-    world = make_wrapped(way)
+def world(way, driver, make_world):
+    made = make_world()
+    url = made.app.config["SQLALCHEMY_DATABASE_URI"]
+    with made.app.app_context():
+        made.db.engine.dispose()
+    options = {"creator": lambda: way(url, driver), "pool_size": 1, "max_overflow": 0}
+    world = make_world(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
 
     @world.app.before_request
     def sign_in():
@@ -227,15 +207,3 @@ def test_a_listener_of_the_pool_is_given_what_the_pool_has(world):
     protect(world, lambda: [world.db.session.scalar(sa.text("show application_name"))])
     assert world.post().json == ["listened"]
     assert len(set(seen)) == 1
-
-
-@PSYCOPG2  # psycopg is asked for its types by its own connection only
-def test_a_double_is_left_alone(make_wrapped):
-    world = make_wrapped(lambda *where: Double(connect(*where)))
-
-    @world.app.post("/plain")
-    def plain():
-        world.db.session.connection().connection.cursor().execute("select 1")
-        return {}, 201
-
-    assert world.post("/plain", key=None).status_code == 201

@@ -218,16 +218,6 @@ def test_a_function_of_the_application_finds_the_body_and_takes_nothing_of_it(
 
 
 @pytest.mark.parametrize("sent", ["whole", "chunked"])
-@pytest.mark.parametrize("before", [None, "form", "get_data"])
-@pytest.mark.parametrize("view", ["nothing", "form"])
-def test_a_changed_body_is_noticed_whoever_reads_it(sent, before, view, would):
-    app = make_app(True, before, view)
-    for body in (FORM, FORM, b"amount=6"):
-        send(app, body, "application/x-www-form-urlencoded", **SENT[sent])
-    assert would() == ["executed", "replayed", "rejected"]
-
-
-@pytest.mark.parametrize("sent", ["whole", "chunked"])
 def test_an_enforced_function_that_an_observed_view_calls_finds_the_body(sent, heard):
     inner = idempotent(enforce=True, name="inner", atomic=False)(lambda: (request.get_data(), 201))
     app, key = make_app(True, None, "nothing"), OPTIONS["key"]
