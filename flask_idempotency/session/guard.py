@@ -56,12 +56,14 @@ class Traits(NamedTuple):
     """What a text does: whether it may not be sent.
 
     ``writes`` is False if it is certainly a plain read: what changes a setting is none, as a rollback
-    undoes it. ``unprepares`` says that it forgets prepared statements.
+    undoes it. ``unprepares`` says that it forgets prepared statements, and ``ends`` that it may end a
+    savepoint of SQLAlchemy's, as one of its own was around that.
     """
 
     is_refused: bool
     writes: bool
     unprepares: bool
+    ends: bool
 
 
 def traits_of(text: str) -> Traits:
@@ -76,6 +78,7 @@ def _remembered(text: str) -> Traits:
         any(map(_REFUSED.match, statements + other)),
         not all(_READS.match(each) and not _MAY_WRITE.search(each) for each in statements),
         any(each[:10].upper() == "DEALLOCATE" for each in statements),
+        any(each[:8].upper() in ("ROLLBACK", "RELEASE ") for each in statements),
     )
 
 

@@ -139,7 +139,7 @@ class OperationTransaction:
     broken: IdempotencyError | None = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
     is_over = True  # until it has begun
-    wrote = leaving = has_lost = False
+    wrote = leaving = has_lost = _hurries = False
     _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
     _waiting: list[str] = field(default_factory=list, init=False)
     _beginner: Any = field(default=None, init=False)  # the session whose unit the next savepoint is
@@ -204,8 +204,8 @@ class OperationTransaction:
             self._commit(done)
             return
         self._waiting.append(f"RELEASE {done.sql}")
-        if self.is_failed():
-            self.flush()  # the server says so
+        if self._hurries or self.is_failed():
+            self.flush()  # the server says so, if it has failed or is gone
         self._savepoints.pop()
         if self._savepoints:
             self._savepoints[-1].did |= done.did
@@ -259,6 +259,7 @@ class OperationTransaction:
         if self.raw.status() == IDLE:
             self.refuse(NOT_OURS)  # outside a transaction, what comes next would commit by itself
         self.raw.is_unsure |= traits.unprepares
+        self._hurries |= traits.ends
         if self._savepoints:
             self._savepoints[-1].did |= traits.writes or self.reads_may_write
         else:

@@ -14,7 +14,7 @@ import time
 from binascii import b2a_base64
 from contextlib import suppress
 from os import urandom
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import IO, Any, cast
 
 import flask
@@ -85,7 +85,7 @@ class Request(Subject):
     """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
     It is about one operation at most. ``route`` has the options of that, ``dispatched`` those of the
-    endpoint that Flask has called; ``entering`` is held while it finds out what it is about.
+    endpoint that Flask has called.
     """
 
     route: Route
@@ -104,7 +104,7 @@ class Request(Subject):
 
         The application ``context`` remembers the first request: a view's own requests share it.
         """
-        self.state, self.make_response, self.entering = state, state.app.make_response, Lock()
+        self.state, self.make_response = state, state.app.make_response
         if request is not None:
             request._flask_idempotency = self  # noqa: SLF001
             if _OUTERMOST not in context.__dict__:

@@ -236,18 +236,17 @@ def enter(route: Route) -> Attempt | Response | None:
     """
     request = needed_request()
     current: Request = getattr(request, "_flask_idempotency", None) or Request(app_state(needed_app()))
-    state = current.state
-    earlier = current.open_attempt
+    earlier, turn = current.open_attempt, object()
     has_ended = earlier is not None and earlier.phase in (Phase.AWAITING, Phase.WAITING)
-    if not has_ended and (running_operation() is not None or not state.settings.enabled):
+    if not has_ended and (running_operation() is not None or not current.state.settings.enabled):
         return None  # an idempotent function that an idempotent view calls is part of it
     # A thread of the view may enter on a copy of the request's context.
-    if current.claim is not None or not current.entering.acquire(blocking=False):
+    if current.claim is not None or vars(current).setdefault("turn", turn) is not turn:
         _refuse_second(current)
     try:
         return _entered(current, request, route)
     finally:
-        current.entering.release()
+        del vars(current)["turn"]
 
 
 def _entered(current: Request, request: flask.Request, route: Route) -> Attempt | Response | None:

@@ -62,7 +62,7 @@ REPORTED = {
     "a response of a leased view with a wrong header": ["ValueError", "operation %s failed: %s"],
     "a response that is not JSON": ["TypeError"],
     "an error of a job": ["LookupError"],
-    "a result of a job that is not JSON": ["IdempotencyError"],
+    "a result of a job that is not JSON": ["operation %s: %s", "IdempotencyError"],
     "a job whose key is reused": ["KeyReused"],
 }
 

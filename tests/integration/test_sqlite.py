@@ -142,7 +142,7 @@ def test_a_write_that_is_open_is_refused_before_a_step_and_after_one(world, view
 def test_a_write_that_is_open_before_the_operation_is_refused_before_it(world):
     with world.app.app_context():
         write(world)
-        with pytest.raises(NotAtomic, match="commit them before the operation"):
+        with pytest.raises(NotAtomic, match="db.session held changes when run"):
             world.idempotency.run("key", pytest.fail, name="pay", scope=None, atomic=False)
         world.db.session.commit()
         assert world.idempotency.run("key", dict, name="pay", scope=None, atomic=False) == {}

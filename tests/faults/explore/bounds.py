@@ -74,7 +74,9 @@ redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2]) end"""
 
     def finish(self: redis.RedisLock, claim: Claim) -> Callable[[], object]:
         lasts = int(1000 * redis.MARKER_SECONDS)
-        return self._ask("EVAL", only_own, 1, self._name(claim.key), redis._value(claim), lasts)
+        return self._ask(
+            "EVAL", only_own, 1, self._prefix + claim.key.hex(), redis._value(claim), lasts
+        )
 
     redis.RedisLock.finish = finish  # type: ignore[method-assign]
 
@@ -83,7 +85,7 @@ def no_marker(_app: object) -> None:
     """The lock goes, and nothing tells that the operation has its answer."""
 
     def finish(self: redis.RedisLock, claim: Claim) -> Callable[[], object]:
-        return self._ask("DEL", self._name(claim.key))
+        return self._ask("DEL", self._prefix + claim.key.hex())
 
     redis.RedisLock.finish = finish  # type: ignore[method-assign]
 

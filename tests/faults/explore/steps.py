@@ -22,7 +22,7 @@ from flask_idempotency.stores.table import define_table
 from servers import plain_dsn
 from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
 
-SEND = lock.send
+SENDER = lock.sender
 
 ANSWER_LOST, TIMES_OUT = "answer lost", "times out"
 
@@ -166,7 +166,7 @@ class Servers:
         with (
             patch.object(self._class, "send", step_by_step),
             patch.object(holds, "time", Clock),
-            patch.object(lock, "send", send_in_a_step),
+            patch.object(lock, "sender", sender_in_steps),
         ):
             yield
 
@@ -206,16 +206,21 @@ class Servers:
         return answers[0 if "DELETE" in sql else -1]
 
 
-def send_in_a_step(client: redis.Redis, *command: Any) -> Callable[[], Any]:
-    """Send a command of the lock's as a step."""
-    actor = Actor.current()
-    if actor is None:
-        return SEND(client, *command)
-    name = {lock.ACQUIRE: "acquire", lock.RELEASE: "release"}.get(command[1], "mark")
-    how = actor.stop_before(name, Kind.REDIS)
-    reply = SEND(client, *command)()
-    actor.acted = name == "acquire" and reply[0] == command[4]  # else there is nothing left to lose
-    return lambda: _lost() if how == ANSWER_LOST else reply
+def sender_in_steps(client: redis.Redis) -> Callable[..., Callable[[], Any]]:
+    """What sends each command of the lock's as a step."""
+    sent = SENDER(client)
+
+    def send(*command: Any) -> Callable[[], Any]:
+        actor = Actor.current()
+        if actor is None:
+            return sent(*command)
+        name = {lock.ACQUIRE: "acquire", lock.RELEASE: "release"}.get(command[1], "mark")
+        how = actor.stop_before(name, Kind.REDIS)
+        reply = sent(*command)()
+        actor.acted = name == "acquire" and reply[0] == command[4]  # else there is nothing left to lose
+        return lambda: _lost() if how == ANSWER_LOST else reply
+
+    return send
 
 
 def _lost() -> None:
