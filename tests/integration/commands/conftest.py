@@ -1,4 +1,4 @@
-"""What the tests of the commands share: commands on the usual application, and another user."""
+"""Applications for the tests of the commands: on each store, and on the usual world."""
 
 from __future__ import annotations
 
@@ -12,6 +12,26 @@ from flask import request
 
 from flask_idempotency import current_operation, idempotent
 from tests.integration.commands.running import ANSWER, runner
+from tests.integration.commands.shop import Shop
+
+
+@pytest.fixture(scope="module")
+def lasting_shop(
+    store: str, tmp_path_factory: Any, redis_server: Any, databases: Any
+) -> Iterator[Shop]:
+    uri = databases.take() if store == "postgres" else ""
+    shop = Shop(store, tmp_path_factory.mktemp("shop"), redis_server.url, uri)
+    yield shop
+    shop.close()
+    if uri:
+        databases.give_back(uri)
+
+
+@pytest.fixture
+def shop(lasting_shop: Shop, patient_observing: None) -> Shop:
+    """One for each store and all tests of a module, without records."""
+    lasting_shop.begin()
+    return lasting_shop
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``flask idempotency create-table``: what it makes and leaves alone."""
+"""``flask idempotency create-table``, and every command while somebody else holds the table."""
 
 from __future__ import annotations
 
@@ -13,47 +13,65 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_idempotency import ConfigurationError, Idempotency
 from tests.drivers import EACH
 from tests.integration.commands.purging import outside
-from tests.integration.commands.running import build, not_ok, once, runner
+from tests.integration.commands.running import build, build_console, not_ok, once, runner
+
+NOTHING, CREATED = "nothing to do\n", "created the table\n"
+INDEXES = [f"ix_idempotency_record_{name}" for name in ("expires_at", "leased")]
 
 
-def test_create_table_creates_ours_alone_completely_and_once(world, run):
-    world.sql("drop table idempotency_record, payment")
-    assert run("create-table").output == "idempotency_record: created the table\n"
-    assert run("create-table").output == "idempotency_record: nothing to do\n"
-    assert world.sql("select to_regclass('payment')::text") == [(None,)]
-    assert not not_ok(run("check"))
+@pytest.fixture(params=["postgres", "sql"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Any, databases: Any) -> Any:
+    """Runs a command, and SQL, on a database without tables of either kind."""
+    taken = databases.take()
+    uri = taken if request.param == "postgres" else f"sqlite:///{tmp_path}/shop.db"
+    app = build(uri, IDEMPOTENCY_STORE=request.param)
+
+    def sql(statement: str) -> None:
+        with app.app_context(), app.extensions["sqlalchemy"].engine.begin() as connection:
+            connection.execute(sa.text(statement))
+
+    yield runner(app), sql
+    with app.app_context():
+        app.extensions["sqlalchemy"].engine.dispose()
+    databases.give_back(taken)
+
+
+def test_it_makes_what_is_missing_once_and_alters_nothing(anywhere):
+    run, sql = anywhere
+    result = run("check")
+    assert not_ok(result) == {"table": "FAILED"}
+    assert "-> run `flask idempotency create-table`" in result.output
+    assert run("create-table").output == f"idempotency_record: {CREATED}"
+    assert run("create-table").output == f"idempotency_record: {NOTHING}"
+    assert run("create-table", "--json").output == "[]\n"
+    assert not not_ok(run("check")).keys() - {"synchronous"}
+    for index in INDEXES:
+        sql(f"drop index {index}")
+    assert not_ok(run("check")) == {"index": "FAILED"}
+    created = [f"idempotency_record: created the index {index}" for index in INDEXES]
+    assert run("create-table").output.splitlines() == created
+    sql("alter table idempotency_record drop column owner")
+    sql(f"drop index {INDEXES[0]}")
+    assert not_ok(run("check")) == {"columns": "FAILED"}
+    result = run("create-table")
+    assert result.exit_code == 1
+    assert "idempotency_record is there, but lacks columns (owner " in result.output
+    assert "). Nothing is created: make a migration" in result.output
+    assert "where its records are not needed, drop the table and run" in result.output
+    assert not_ok(run("check")) == {"columns": "FAILED"}, "still without the index"
 
 
 @EACH
-def test_create_table_makes_every_index_that_a_table_lacks(world, run, pay):
+def test_it_keeps_the_records_and_creates_no_table_of_the_application(world, run, pay):
     pay()
-    for index in "expires_at", "leased":
-        world.sql(f"drop index ix_idempotency_record_{index}")
-    assert run("create-table").output.splitlines() == [
-        f"idempotency_record: created the index ix_idempotency_record_{index}"
-        for index in ("expires_at", "leased")
-    ]
-    assert not not_ok(run("check"))
-    assert len(world.records()) == 1
+    world.sql(f"drop table payment; drop index {INDEXES[0]}")
+    assert run("create-table", "--json").exit_code == 0
+    assert world.sql("select to_regclass('payment')::text") == [(None,)]
+    assert (len(world.records()), not_ok(run("check"))) == (1, {})
 
 
-def test_create_table_alters_no_column_and_then_makes_nothing(world, run):
-    world.sql("alter table idempotency_record drop column attempt")
-    world.sql("drop index ix_idempotency_record_expires_at")
-    result = run("create-table")
-    assert result.exit_code == 1
-    assert (
-        "idempotency_record is there, but lacks columns (attempt INTEGER). Nothing is created: make a"
-        in result.output
-    )
-    assert "where its records are not needed, drop the table and run" in result.output
-    assert not_ok(run("check")) == {"columns": "FAILED"}
-
-
-@pytest.mark.parametrize(
-    "missing", ["table idempotency_record", "index ix_idempotency_record_expires_at"]
-)
-def test_create_table_says_when_the_user_may_not(world, stranger, missing):
+@pytest.mark.parametrize("missing", ["table idempotency_record", f"index {INDEXES[0]}"])
+def test_it_says_when_the_user_may_not(world, stranger, missing):
     world.sql(f"grant all on idempotency_record to {stranger.username}")
     world.sql(f"drop {missing}")
     result = once(build(stranger), "create-table")
@@ -67,15 +85,13 @@ def test_rights_that_a_role_inherits_are_enough(world, stranger):
     world.sql(f"grant {group} to {stranger.username}")
     world.sql(f"grant select, insert, update, delete on idempotency_record to {group}")
     assert not not_ok(once(build(stranger), "check"))
-    assert "nothing to do" in once(build(stranger), "create-table").output
+    assert NOTHING in once(build(stranger), "create-table").output
     world.sql(f"drop owned by {group}")
     world.sql(f"drop role {group}")
 
 
-@pytest.mark.parametrize("store", ["postgres"])
-def test_of_several_processes_one_creates_and_the_others_find_it_done(make_world, background):
-    world = make_world()
-    world.sql("drop index ix_idempotency_record_expires_at")
+def test_of_several_processes_one_creates_and_the_others_find_it_done(world, background):
+    world.sql(f"drop index {INDEXES[0]}")
 
     def create():
         with world.app.app_context():
@@ -83,21 +99,24 @@ def test_of_several_processes_one_creates_and_the_others_find_it_done(make_world
 
     with outside(world) as other:
         other.execute("select pg_advisory_xact_lock(hashtext('flask idempotency create-table'))")
-        other.execute(
-            "create index ix_idempotency_record_expires_at on idempotency_record (expires_at)"
-        )
+        other.execute(f"create index {INDEXES[0]} on idempotency_record (expires_at)")
         waiting = background(create)
         world.wait_until_blocked()
         other.connection.commit()
         assert waiting.result(10) == []
 
 
-def test_a_table_in_a_schema_with_an_odd_name_and_a_naming_convention(make_world, store):
+def make_world_without_tables(make_world: Any, db: SQLAlchemy, **config: Any) -> Any:
+    db.create_all = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return make_world(db=db, **config)
+
+
+def test_a_table_in_a_schema_with_an_odd_name_and_a_naming_convention(make_world):
     metadata = sa.MetaData(schema="Odd Schema", naming_convention={"ix": "odd %(column_0_N_name)s"})
     world = make_world_without_tables(make_world, SQLAlchemy(metadata=metadata))
     run = runner(world.app)
     world.sql('create schema "Odd Schema"')
-    assert "created the table" in run("create-table").output
+    assert CREATED in run("create-table").output
     world.sql('drop index "Odd Schema"."odd expires_at"')
     assert not_ok(run("check")) == {"index": "FAILED"}
     assert "created the index" in run("create-table").output
@@ -108,17 +127,16 @@ def test_a_table_in_a_schema_with_an_odd_name_and_a_naming_convention(make_world
 def test_the_longest_name_and_one_that_must_be_quoted_serve_a_table(make_world, add_view, name):
     world = make_world_without_tables(make_world, SQLAlchemy(), IDEMPOTENCY_TABLE=name)
     run = runner(world.app)
-    assert f"{name}: created the table\n" in run("create-table").output
+    assert run("create-table").output == f"{name}: {CREATED}"
     add_view(world)
     world.sql("create table payment (id serial primary key, amount int, note text)")
     assert [world.post().status_code for _ in range(2)] == [201, 201]
     assert world.count(f'"{name}"') == world.count() == 1
-    assert run("create-table").output == f"{name}: nothing to do\n"
+    assert run("create-table").output == f"{name}: {NOTHING}"
     assert not not_ok(run("check"))
 
 
-def test_a_table_that_was_reflected_before_the_extension_was_set_up_is_refused(world, pay):
-    pay()
+def test_a_table_that_was_reflected_before_the_extension_was_set_up_is_refused(world):
     app, db = Flask("another"), SQLAlchemy()
     app.config["SQLALCHEMY_DATABASE_URI"] = world.app.config["SQLALCHEMY_DATABASE_URI"]
     db.init_app(app)
@@ -128,6 +146,40 @@ def test_a_table_that_was_reflected_before_the_extension_was_set_up_is_refused(w
         Idempotency(app, db, scope=None)
 
 
-def make_world_without_tables(make_world: Any, db: SQLAlchemy, **config: Any) -> Any:
-    db.create_all = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    return make_world(db=db, **config)
+class TestWhileItIsLocked:
+    """As by a migration: no operator waits for it, and no page."""
+
+    GAVE_UP = "canceling statement due to lock timeout"
+
+    @pytest.fixture
+    def world(self, make_world: Any) -> Any:
+        """With a limit far above ours, so that what has none fails instead of hanging."""
+        options = {"connect_args": {"options": "-c statement_timeout=3000"}}
+        world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+        build_console(world.app)
+        world.sql(f"drop index {INDEXES[0]}")
+        return world
+
+    def test_every_command_and_page_gives_up(self, world, run):
+        with outside(world) as migration:
+            migration.execute("lock table idempotency_record")
+            for command in (
+                "list", "list --state interrupted", "list --operation pay",
+                "list --scope alice", "list --key k --operation pay", "show 12345678",
+                "release 12345678 --why known",
+                "resolve 12345678 --status 200 --why known --yes", "forget --scope alice --yes",
+                "purge", "create-table", "check",
+            ):  # fmt: skip
+                result = run(*command.split())
+                assert (command, result.exit_code) == (command, 1)
+                assert self.GAVE_UP in result.output
+            assert "that no migration holds the table" in result.output
+            for page in "", "records", "records?state=interrupted", "records/12345678":
+                response = world.app.test_client().get(f"/operations/{page}")
+                assert (response.status_code, self.GAVE_UP in response.text) == (503, True)
+
+    def test_an_index_does_not_wait_for_a_view_with_requests_behind_it(self, world, run):
+        with outside(world) as view:
+            view.execute("lock table idempotency_record in row exclusive mode")
+            result = run("create-table")
+        assert (result.exit_code, self.GAVE_UP in result.output) == (1, True)

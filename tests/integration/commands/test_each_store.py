@@ -1,564 +1,456 @@
-"""The commands on each store: PostgreSQL, SQLite, Redis, a process, or one's own."""
+"""What operators see and decide, on each store: in which state which command does what."""
 
 from __future__ import annotations
 
 import getpass
 import json
-import logging
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+import click
 import pytest
 import redis
 import sqlalchemy as sa
-from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
 
 import servers
-from flask_idempotency import (
-    Idempotency,
-    OperationInterrupted,
-    Retryable,
-    current_operation,
-    idempotent,
-)
-from flask_idempotency.core.keys import scope_tail
-from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.stores.admin import AuditEntry
+from flask_idempotency import current_operation
 from tests.contract.in_redis import rewrite
-from tests.integration.commands.running import ANSWER, findings, not_ok, runner
-from tests.killed import Killed
+from tests.integration.commands.running import ANSWER, findings, not_ok
+from tests.integration.commands.shop import KEY, Shop
 
-KEY = "canary-key-7f3a"
-
-
-class Shop:
-    """An application with a view that is not atomic, killed after its first step at its first run."""
-
-    def __init__(self, store: Any, folder: Any, url: str, uri: str = "", **config: Any) -> None:
-        self.app, self.store = Flask("shop"), store
-        self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=uri or f"sqlite:///{folder}/shop.db",
-            IDEMPOTENCY_STORE=store,
-            IDEMPOTENCY_REDIS_PREFIX=f"{folder.name}[*]:",
-            PROPAGATE_EXCEPTIONS=False,
-            **config,
-        )
-        if store == "redis":
-            self.app.config["IDEMPOTENCY_REDIS_URL"] = url
-        self.db = SQLAlchemy(self.app)
-        Idempotency(self.app, self.db, scope=None)
-        self.run, self.calls = runner(self.app), []
-        self.app.post("/orders", endpoint="order")(idempotent(atomic=False)(self.order))
-        answers = {"ok": ({"secret": ANSWER}, 201), "wrong": ({"secret": ANSWER}, 500)}
-        for name, answer in answers.items():
-            view = idempotent(atomic=False)(lambda answer=answer: answer)
-            self.app.add_url_rule(f"/{name}", name, view, methods=["POST"])
-        self.app.post("/free", endpoint="free")(idempotent(atomic=False)(self.give_back))
-
-    def order(self) -> Any:
-        current_operation.step("charge", lambda: self.calls.append(1) or ANSWER)
-        if current_operation.attempt == 1:
-            raise Killed
-        return {"attempt": current_operation.attempt}, 201
-
-    def give_back(self) -> Any:
-        raise Retryable
-
-    def post(self, path: str = "/orders", key: str = KEY) -> Any:
-        return self.app.test_client().post(path, json={}, headers={"Idempotency-Key": key})
-
-    def interrupt(self, key: str = KEY) -> str:
-        """Interrupt an order; its digits."""
-        with pytest.raises(Killed):
-            self.post(key=key)
-        return str(self.listed("--operation", "order", "--limit", "1")[0]["key"])
-
-    def listed(self, *options: str) -> Any:
-        result = self.run("list", "--json", *options)
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
+GIVEN = ["--status=201", '--body={"paid": 1}', "--header=X-A: b"]
+VERBS: dict[str, list[str]] = {
+    "release": ["release"],
+    "fail": ["release", "--fail"],
+    "resolve": ["resolve", *GIVEN, "--yes"],
+}
+DECIDED = {
+    "release": ("may be run again; until then it is listed as interrupted", "released", "interrupted"),
+    "fail": ("failed for good", "failed", "failed"),
+    "resolve": ("every retry gets this 201", "resolved", "completed"),
+}
+STATES = {
+    "order": "interrupted",
+    "wrong": "failed",
+    "half": "failed",  # after a step: it waits for a decision
+    "ok": "completed",
+    "free": "released",
+    "seen": "observed",
+    "slow": "in progress",
+}
+"""The state in which a view of the shop leaves its record."""
 
 
-@pytest.fixture(params=["postgres", "sql", "redis"])
+@pytest.fixture(params=["postgres", "sql", "redis"], scope="module")
 def store(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-TABLES = pytest.mark.parametrize("store", ["postgres", "sql"], indirect=True)
+def on(*stores: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("store", stores, indirect=True)
 
 
 @pytest.fixture
-def shop(store: str, tmp_path: Any, redis_server: Any, databases: Any) -> Iterator[Shop]:
-    uri = databases.take() if store == "postgres" else ""
-    shop = Shop(store, tmp_path, redis_server.url, uri)
-    if store != "redis":
-        assert shop.run("create-table").exit_code == 0
-    yield shop
-    with shop.app.app_context():
-        assert shop.db.engine.pool.checkedout() == 0
-        shop.db.engine.dispose()
-    if uri:
-        databases.give_back(uri)
+def logged(caplog: pytest.LogCaptureFixture) -> Any:
+    """What the log has heard of operators since it was asked last."""
+
+    def logged() -> list[str]:
+        lines = [each.getMessage() for each in caplog.records if hasattr(each, "did")]
+        caplog.clear()
+        return lines
+
+    return logged
 
 
-def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
-    key = shop.interrupt()
-    assert shop.post().status_code == 409
-    (line,) = shop.listed("--state", "interrupted")
-    assert (line["key"], line["operation"], line["attempt"]) == (key, "order", 1)
-    assert (line["status"], line["bytes"], line["completed"], line["expired"]) == (
-        None,
-        None,
-        None,
-        False,
-    )
-    assert line["expires"] is None, "what is interrupted does not expire"
-    (record,) = json.loads(shop.run("show", key, "--json").output)
+def meanwhile(shop: Shop, name: str, does: Any) -> None:
+    """Bring a record about, and do something with it: while it runs, if it is to be in progress."""
+    if name == "slow":
+        failures: list[BaseException] = []
+
+        def during() -> None:
+            try:
+                does()
+            except AssertionError as error:
+                failures.append(error)
+
+        shop.during = during
+        assert shop.post(name).status_code == 201
+        assert failures == []
+    else:
+        shop.post(name)
+        does()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", STATES)
+def test_an_operator_decides_about_what_is_interrupted_or_failed(shop, logged, name, verb):
+    words, did, after = DECIDED[verb]
+
+    def decide() -> None:
+        digits = shop.digits(name)
+        before = shop.show(digits)
+        assert before["state"] == STATES[name].replace(" ", "_")
+        result = shop.run(*VERBS[verb], "--why=paid é\nERROR", digits, "--by=ann")
+        found = shop.show(digits)
+        if STATES[name] not in ("interrupted", "failed"):
+            assert (result.exit_code, found, logged()) == (1, before, [])
+            only = f"{digits} is {STATES[name]}: only what is interrupted or failed can be {did}"
+            assert only in result.output
+            return
+        assert (result.exit_code, result.output) == (0, f"{digits}: {words}\n")
+        assert (found["state"], found["attempt"], found["steps"]) == (after, 1, before["steps"])
+        assert (found["expires"] is None) is (verb == "release")
+        (entry,) = found["audit"]
+        assert (entry["by"], entry["did"], entry["why"]) == ("ann", did, "paid é\nERROR")
+        assert found["created"] <= entry["at"]
+        status = {"release": "", "fail": "status 500, ", "resolve": "status 201, "}[verb]
+        told = f"operation {name}, id {digits}, {status}origin cli, by ann, why paid é"
+        assert logged() == [rf"operator {did}: {told}\nERROR"]
+        first, second = shop.post(name), shop.post(name)
+        assert (first.status_code, first.data) == (second.status_code, second.data)
+        assert second.headers["Idempotent-Replayed"] == "true"
+        assert shop.show(digits)["attempt"] == (2 if verb == "release" else 1)
+        assert len(shop.calls) == (name in ("order", "half"))
+        if verb == "fail":
+            assert first.status_code == 500
+            assert first.json["type"].endswith("operation-failed")
+        if verb == "resolve":
+            assert (first.json, first.headers["X-A"]) == ({"paid": 1}, "b")
+
+    meanwhile(shop, name, decide)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_record_of_a_key_is_erased_unless_it_runs_or_waits(shop, logged, name):
+    left = {"order": "interrupted", "half": "interrupted", "slow": "in_progress"}.get(name)
+    told = {"erased": int(left is None), "in_progress": 0, "interrupted": 0}
+    if left is not None:
+        told[left] = 1
+
+    def forget() -> None:
+        digits = shop.digits(name)
+        assert shop.rows("forget", *shop.of(name), "--yes", "--by=bob") == [told]
+        erased = f"operator erased: operation {name}, id {digits}, records 1, origin cli, by bob"
+        assert logged() == ([erased] if left is None else [])
+        assert len(shop.rows("list", *shop.of(name), code=int(left is None))) == (left is not None)
+
+    meanwhile(shop, name, forget)
+
+
+def test_a_scope_is_listed_and_erased_except_what_runs_or_waits(shop, logged):
+    def forget() -> None:
+        listed = shop.rows("list", "--scope", "alice")
+        assert {line["operation"] for line in listed} == STATES.keys()
+        of_ok = ["--scope", "alice", "--operation", "ok"]
+        assert len(shop.rows("list", *of_ok)) == 1
+        assert shop.rows("list", *of_ok, "--state", "failed", code=1) == []
+        assert shop.rows("list", "--scope", "nobody", code=1) == []
+        nothing = {"erased": 0, "in_progress": 0, "interrupted": 0}
+        assert shop.rows("forget", "--scope", "nobody", "--yes", code=1) == [nothing]
+        assert shop.rows("forget", *of_ok, "--yes")[0]["erased"] == 1
+        rest = {"erased": 3, "in_progress": 1, "interrupted": 2}
+        assert shop.rows("forget", "--scope", "alice", "--yes") == [rest]
+        admin = shop.app.extensions["idempotency"].records.admin()
+        every = [line.hash for line in admin.lines(9)]
+        assert admin.erase([*every, bytes(23)]) == 1, (
+            "what was counted, and runs or waits since, is left"
+        )
+        me = getpass.getuser()
+        assert [line.partition("records ")[2] for line in logged()] == [
+            f"{count}, origin cli, by {me}" for count in (1, 3)
+        ]
+
+    shop.post("ok", user="bob")
+    for name in STATES:
+        if name != "slow":
+            shop.post(name)
+    meanwhile(shop, "slow", forget)
+    left = [(line["operation"], line["state"]) for line in shop.rows("list")]
+    assert set(left) == {("order", "interrupted"), ("half", "failed"), ("slow", "completed")}
+
+
+def test_show_tells_how_far_it_came_and_what_was_decided_before(shop):
+    digits = shop.begun("order")
+    assert shop.post("order").status_code == 409
+    (line,) = shop.rows("list", "--state", "interrupted")
+    record = shop.show(digits)
     (step,) = record.pop("steps")
-    assert record.pop("audit") == []
-    assert record == line
-    assert (step["name"], step["attempt"]) == ("charge", 1)
+    assert (record.pop("audit"), record) == ([], line)
+    assert (line["key"], line["operation"], line["attempt"]) == (digits, "order", 1)
+    values = [line[name] for name in ("status", "bytes", "completed", "expires", "expired")]
+    assert values == [None, None, None, None, False], "what is interrupted does not expire"
+    assert (step["name"], step["attempt"], json.loads(step["result"])) == ("charge", 1, ANSWER)
     assert line["created"] <= step["finished"]
-    assert (
-        shop.run("release", "--why=asked", key).output
-        == f"{key}: may be run again; until then it is listed as interrupted\n"
-    )
-    (line,) = shop.listed("--state", "interrupted")
-    assert (line["key"], line["completed"], line["expires"]) == (key, None, None)
-    assert shop.listed("--state", "in_progress") == []
-    assert shop.run("release", "--why=asked", key).exit_code == 0
-    assert shop.post().json == {"attempt": 2}
-    assert shop.post().headers["Idempotent-Replayed"] == "true"
-    assert shop.calls == [1]
-    (line,) = shop.listed()
-    assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 2)
+    shop.deadly = {1, 2, 3, 4}
+    for why in "1", "2", "3":
+        shop.run("release", digits, "--why", why)
+        assert shop.show(digits)["completed"] is None
+        shop.post("order")
+    shop.run("release", "--fail", digits, "--why", "4")
+    assert [entry["why"] for entry in shop.show(digits)["audit"]] == ["1", "2", "3", "4"]
+    shop.run("release", digits, "--why", "5")
+    assert shop.post("order").json == {"attempt": 5}
+    line = shop.show(digits)
+    assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 5)
     assert line["created"] <= line["completed"] < line["expires"]
-    result = shop.run("release", "--why=asked", key)
+
+
+def die_again(shop: Shop, digits: str) -> None:
+    """Somebody releases it; the client's retry charges again, and is killed, too."""
+    shop.deadly = {1, 2}
+    assert shop.run("release", "--why=asked", digits).exit_code == 0
+    assert shop.post("order") is None
+
+
+def fail(shop: Shop, digits: str) -> None:
+    assert shop.run("release", "--why=asked", "--fail", digits).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("does", "state"),
+    [(die_again, "interrupted now, in attempt 2"), (fail, "failed now, in attempt 1")],
+)
+def test_who_has_not_seen_the_last_version_decides_nothing(shop, monkeypatch, does, state):
+    digits = shop.begun("order")
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: does(shop, digits))
+    result = shop.run("resolve", *GIVEN, "--why=asked", digits)
     assert result.exit_code == 1
-    assert "is completed: only what is interrupted or failed" in result.output
+    assert f"somebody was first: {digits} is {state}. Nothing was done" in result.output
+    found = shop.show(digits)
+    assert found["status"] != 201
+    assert "resolved" not in [entry["did"] for entry in found["audit"]]
+
+
+def test_the_record_of_a_key_is_erased_only_as_it_was_shown(shop, monkeypatch):
+    shop.post("free")
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: shop.post("free"))
+    result = shop.run("forget", *shop.of("free"))
+    assert "free       released" in result.output
+    again = "1 record left, in progress, or changed since it was counted: run this again later\n"
+    assert result.output.endswith(f"0 records erased\n{again}")
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: True)
+    assert shop.run("forget", *shop.of("free")).output.endswith("1 record erased\n")
+    assert shop.rows("list") == []
+
+
+@pytest.mark.parametrize("verb", ["release", "resolve"])
+def test_a_late_worker_loses_against_an_operator(shop, verb):
+    def decide() -> None:
+        current_operation.steps._lease.abandon()  # as if the lease were over
+        assert shop.run(*VERBS[verb], "--why=asked", shop.digits("slow")).exit_code == 0
+
+    shop.during = decide
+    assert shop.post("slow").status_code == 409
+    found = shop.show(shop.digits("slow"))
+    assert (found["state"], found["attempt"]) == (DECIDED[verb][2], 1)
+    shop.during = dict
+    assert shop.post("slow").json == ({"late": True} if verb == "release" else {"paid": 1})
 
 
 def test_what_an_operator_released_is_not_forgotten_if_its_view_gives_it_back(shop):
     """No step has finished; but what was cut off may have happened, and only the operator knows."""
-
-    def view() -> Any:
-        raise Killed if current_operation.attempt == 1 else Retryable
-
-    shop.app.add_url_rule("/cut", "cut", idempotent(atomic=False)(view), methods=["POST"])
-    with pytest.raises(Killed):
-        shop.post("/cut")
-    (line,) = shop.listed()
-    assert shop.run("release", "--why=asked", line["key"]).exit_code == 0
-    assert shop.post("/cut").status_code == 503
-    (line,) = shop.listed()
-    assert (line["state"], line["expires"], line["attempt"]) == ("interrupted", None, 2)
+    digits = shop.begun("cut")
+    assert shop.run("release", "--why=asked", digits).exit_code == 0
+    assert shop.post("cut").status_code == 503
+    found = shop.show(digits)
+    assert (found["state"], found["expires"], found["attempt"]) == ("interrupted", None, 2)
 
 
-def test_an_operator_ends_it_and_thinks_better_of_it(shop):
-    key = shop.interrupt()
-    assert shop.run("release", "--why=asked", "--fail", key).output == f"{key}: failed for good\n"
-    first, second = shop.post(), shop.post()
-    assert (first.status_code, second.data) == (500, first.data)
-    assert first.json["type"].endswith("operation-failed")
-    assert shop.listed()[0]["state"] == "failed"
-    assert (
-        shop.run("release", "--why=asked", key).output
-        == f"{key}: may be run again; until then it is listed as interrupted\n"
-    )
-    assert shop.post().json == {"attempt": 2}
-    assert shop.calls == [1]
-
-
-@pytest.mark.parametrize("decision", [["release", "--fail"], ["resolve", "--yes", "--status=201"]])
-def test_a_decision_lives_for_the_ttl_of_its_route(shop, decision):
+@pytest.mark.parametrize(
+    ("verb", "name", "days"), [("fail", "long", 7), ("resolve", "long", 7), ("resolve", "order", 1)]
+)
+def test_a_decision_lives_for_the_ttl_of_its_route(shop, verb, name, days):
     """Not for the application's, after which a retry would run what is never to run again."""
-
-    @shop.app.post("/long")
-    @idempotent(atomic=False, ttl=7 * 86400)
-    def long() -> Any:
-        raise OperationInterrupted
-
-    shop.post("/long")
-    (line,) = shop.listed()
-    assert shop.run(*decision, "--why=asked", line["key"]).exit_code == 0
-    (line,) = shop.listed()
-    created, expires = (datetime.fromisoformat(line[name]) for name in ("created", "expires"))
-    assert (expires - created).total_seconds() > 7 * 86400 - 60
+    digits = shop.begun(name)
+    assert shop.run(*VERBS[verb], "--why=asked", digits).exit_code == 0
+    found = shop.show(digits)
+    created, expires = (datetime.fromisoformat(found[name]) for name in ("created", "expires"))
+    assert -60 < (expires - created).total_seconds() - days * 86400 < 60
 
 
 def test_where_the_result_of_a_step_is_lost_nobody_is_advised_to_release(shop):
-    @shop.app.post("/lost")
-    @idempotent(atomic=False)
-    def lost() -> Any:
-        return current_operation.step("charge", lambda: float("nan"))
-
-    assert shop.post("/lost").status_code == 500
-    (line,) = shop.listed()
-    shown = shop.run("show", line["key"]).output
+    digits = shop.begun("lost")
+    shown = shop.run("show", digits).output
     assert "The result of charge could not be stored: do not release it" in shown
     assert "repeats no finished step" not in shown
-    shop.run("release", "--why=asked", line["key"])
-    assert shop.post("/lost").status_code == 500
+    shop.run("release", "--why=asked", digits)
+    assert shop.post("lost").status_code == 500
 
 
-def test_an_operator_gives_it_the_response_that_it_should_have_had(shop):
-    key = shop.interrupt()
-    given = ["--status", "201", "--body", '{"paid": 1}', "--header", "X-A: b", "--why", "paid é"]
-    assert shop.run("resolve", key, *given, "--yes").output == f"{key}: every retry gets this 201\n"
-    assert (shop.post().json, shop.post().headers["X-A"]) == ({"paid": 1}, "b")
-    result = shop.run("resolve", key, *given, "--yes")
-    assert (result.exit_code, "is completed: only what is" in result.output) == (1, True)
-    (record,) = json.loads(shop.run("show", key, "--json").output)
-    (entry,) = record["audit"]
-    assert (entry["did"], entry["why"]) == ("resolved", "paid é")
-    assert record["created"] <= entry["at"] <= record["completed"]
-    shop.post("/wrong", "key")
-    (line,) = shop.listed("--operation", "wrong")
-    shop.run("release", line["key"], "--why", "1")
-    shop.run("release", "--fail", line["key"], "--why", "2")
-    for why in "3", "4":
-        shop.post("/wrong", "key")
-        shop.run("release", line["key"], "--why", why)
-    (record,) = json.loads(shop.run("show", line["key"], "--json").output)
-    assert [entry["why"] for entry in record["audit"]] == ["1", "2", "3", "4"]
-
-
-def test_each_decision_is_a_line_of_the_log_which_outlives_the_record(shop, caplog):
-    caplog.set_level(logging.WARNING, "flask_idempotency")
-    key, me = shop.interrupt(), getpass.getuser()
-    shop.run("release", key, "--why", "lost\nERROR forged", "--by", "ann")
-    shop.post("/wrong", "key-2")
-    wrong = shop.listed("--operation", "wrong")[0]["key"]
-    shop.run("release", "--fail", wrong, "--why", "unknown")
-    shop.run("resolve", wrong, "--status", "201", "--why", "paid", "--yes")
-    shop.run("forget", "--key", "key-2", "--operation", "wrong", "--yes", "--by", "bob")
-    lines = [each for each in caplog.records if hasattr(each, "did")]
-    assert [each.getMessage() for each in lines] == [
-        rf"operator released: operation order, id {key}, origin cli, by ann, why lost\nERROR forged",
-        f"operator failed: operation wrong, id {wrong}, status 500, origin cli, by {me}, why unknown",
-        f"operator resolved: operation wrong, id {wrong}, status 201, origin cli, by {me}, why paid",
-        f"operator erased: operation wrong, id {wrong}, records 1, origin cli, by bob",
-    ]
-    first, *_, last = lines
-    assert (first.did, first.operation, first.id, first.by) == ("released", "order", key, "ann")
-    assert (last.did, last.records, last.origin) == ("erased", 1, "cli")
-
-
-def test_what_is_refused_is_no_line_of_the_log(shop, caplog):
-    caplog.set_level(logging.WARNING, "flask_idempotency")
-    shop.post("/ok")
-    (line,) = shop.listed()
-    assert shop.run("release", line["key"], "--why", "x").exit_code == 1
-    assert shop.run("forget", "--key", "another", "--operation", "ok", "--yes").exit_code == 1
-    assert [each for each in caplog.records if hasattr(each, "did")] == []
-
-
-def test_what_a_scope_has_stored_is_erased_except_what_is_undecided(shop, store):
-    def forget(*options: str) -> Any:
-        result = shop.run("forget", *options, "--yes", "--json")
-        (row,) = json.loads(result.output)
-        assert result.exit_code == (0 if any(row.values()) else 1)
-        return row
-
-    key = shop.interrupt("dead")
-    for number in range(3):
-        shop.post("/ok", f"key-{number}")
-    shop.post("/free", "free")
-    assert forget("--scope", "nobody") == {"erased": 0, "in_progress": 0, "interrupted": 0}
-    assert forget("--key", "key-1", "--operation", "ok")["erased"] == 1
-    with shop.app.app_context():
-        records = shop.app.extensions["idempotency"].records.admin()
-        keys, left = records.belonging(scope_tail(None), None)
-        assert (len(keys), left) == (3, {"interrupted": 1})
-        assert len(records.belonging(scope_tail(None), "ok")[0]) == 2
-        (undecided,) = records.lines(2, start=bytes.fromhex(key))
-        assert records.erase([*keys, undecided.hash, bytes(23)]) == 3
-    left = [(line["key"], line["state"]) for line in shop.listed() if line["state"] != "erased"]
-    assert left == [(key, "interrupted")]
-
-
-def test_only_what_an_operator_has_seen_is_decided_or_erased(shop):
-    key = shop.interrupt("dead")
-    with shop.app.app_context():
-        store = shop.app.extensions["idempotency"].records.admin()
-        entry = AuditEntry("ann", "failed", "")
-        failure = StoredResponse(500, (), b"")
-
-        def seen() -> Any:
-            return store.lines(2, start=bytes.fromhex(key))[0]
-
-        first = seen()
-        assert store.settle(first, entry, 60, failure)
-        failed = seen()
-        assert not store.settle(first, entry, 60)
-        assert store.erase([first.hash], first.version) == 0
-        assert store.settle(failed, entry, 60)
-        assert store.erase([first.hash], failed.version) == 0
-        assert store.erase([first.hash], seen().version) == 0, "it is released, and has not ended"
-        assert store.settle(seen(), entry, 60, failure)
-        assert store.notes(first.hash)[0].keys() == {"charge"}
-        assert store.erase([first.hash], seen().version) == 1
-        assert store.notes(first.hash) == ({}, [])
-    assert shop.listed() == []
-
-
-def test_what_is_released_is_out_of_its_holders_hands(shop, store, redis_server):
-    def slow() -> Any:
-        current_operation.steps._lease.abandon()  # as if the lease were over
-        (line,) = shop.listed("--state", "interrupted")
-        assert shop.run("release", "--why=asked", line["key"]).exit_code == 0
-        return {}, 201
-
-    shop.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
-    assert shop.post("/slow").status_code == 409
-    assert shop.listed("--operation", "slow")[0]["state"] != "completed"
-
-
-def test_what_the_view_gave_back_is_released(shop):
-    assert shop.post("/free").status_code == 503
-    assert [(line["operation"], line["state"]) for line in shop.listed()] == [("free", "released")]
-    assert "1 record in all: 1 released" in shop.run("list").output
-
-
-def test_what_runs_is_left_alone(shop):
-    def slow() -> Any:
-        (line,) = shop.listed("--state", "in_progress")
-        assert line["expires"] is None, "not before its end"
-        assert shop.run("release", "--why=asked", line["key"]).exit_code == 1
-        assert shop.listed("--state", "interrupted") == []
-        return {}, 201
-
-    shop.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
-    assert shop.post("/slow").status_code == 201
-
-
-def test_an_overview_counts(shop):
-    def overview() -> Any:
-        with shop.app.app_context():
-            return shop.app.extensions["idempotency"].records.admin().overview()
-
-    assert overview().counts == {}
-    shop.interrupt()
-    shop.post("/ok", "ok")
-    shop.post("/free", "free")
-    found = overview()
-    assert found.counts == {
-        "free": {"released": 1},
-        "ok": {"completed": 1},
-        "order": {"interrupted": 1},
-    }
-    assert (found.estimated, found.interrupted, found.expired) == (False, 1, 0)
-    assert 0 <= found.interrupted_seconds < 60
-    assert found.expired_seconds is None
-
-
-def test_list_shows_the_newest_first_and_counts_all(shop):
-    for number in range(3):
-        shop.post("/ok", f"key-{number}")
-    shop.post("/wrong", "key")
-    shop.interrupt()
-    lines = shop.listed()
-    # Two may have been created in the same millisecond.
-    assert sorted(line["operation"] for line in lines) == ["ok", "ok", "ok", "order", "wrong"]
+def test_list_shows_the_newest_first_counts_all_and_says_what_waits(shop, store):
+    assert shop.run("list").output == "no records\n"
+    for name in STATES:
+        shop.post(name)
+    lines = shop.rows("list")
+    assert sorted(line["operation"] for line in lines) == sorted(STATES)
     created = [line["created"] for line in lines]
     assert created == sorted(created, reverse=True)
-    assert [line["created"] for line in shop.listed("--limit", "2")] == created[:2]
-    assert [line["state"] for line in shop.listed("--operation", "wrong")] == ["failed"]
-    assert shop.listed("--operation", "ok", "--state", "failed") == []
-    text = shop.run("list", "--limit", "1").output.splitlines()
-    assert text[2] == "only the newest 1: there are more, see --limit"
-    assert text[4] == "5 records in all: 3 completed, 1 failed, 1 interrupted"
-    assert text[5].startswith("waiting for a retry or an operator: 1, the oldest for ")
-    assert text[1].split()[:3] == [
-        lines[0]["key"],
-        lines[0]["operation"],
-        lines[0]["state"].replace("_", " ").split()[0],
-    ]
-    assert "there is no record whose digits are 00000000" in shop.run("show", "00000000").output
+    assert [line["state"] for line in shop.rows("list", "--operation", "wrong")] == ["failed"]
+    assert shop.rows("list", "--operation", "ok", "--state", "failed") == []
+    for state in "interrupted", "observed":
+        assert [line["state"] for line in shop.rows("list", "--state", state)] == [state]
+    more = "only the newest 2: there are more, see --limit\n"
+    result = shop.run("list", "--json", "--limit", "2")
+    assert [line["created"] for line in json.loads(result.stdout)] == created[:2]
+    assert result.stderr == more
+    output = shop.run("list", "--limit", "2").stdout
+    assert more in output
+    text = output.splitlines()
+    head = [lines[0]["key"], lines[0]["operation"], lines[0]["state"], "1"]
+    assert text[1].split()[:4] == head
+    counts = "2 completed, 2 failed, 1 interrupted, 1 observed, 1 released"
+    assert text[5] == f"7 records in all: {counts}"
+    assert text[6].startswith("waiting for a retry or an operator: 2, the oldest for ")
+    assert text[7] == "waiting for a purge: 0"
+    assert "there are more" not in shop.run("list", "--limit", "7").output
+    if store != "redis":
+        shop.sql("update idempotency_record set expires_at = '2000-01-01 00:00:00.000'"
+                 " where name <> 'half'")  # fmt: skip
+        expired = {line["operation"] for line in shop.rows("list") if line["expired"]}
+        assert expired - {"seen"} == {"wrong", "ok", "free", "slow"}, "what waits does not expire"
+        assert "waiting for a purge: 4, the oldest for " in shop.run("list").output
+        assert shop.rows("purge") == [{"deleted": 5}]
+    assert shop.run("purge").output == "0 expired records deleted\n"
+    assert {"order", "half"} <= {line["operation"] for line in shop.rows("list")}
 
 
-def test_no_command_shows_a_key_or_a_response(shop):
-    """And only `show` a step's result."""
-    step = shop.interrupt()
-    shop.post("/ok")
-    (line,) = shop.listed("--operation", "ok")
-    key = line["key"]
+def test_no_command_shows_a_key_a_response_or_a_password(shop):
+    """Only `show` has a step's result."""
+    key, order = shop.begun("ok"), shop.begun("order")
     commands = ["list", "list --json", f"show {key}", f"show {key} --json", "check", "purge"]
     output = "".join(shop.run(*command.split()).output for command in commands)
     assert key in output
-    assert KEY not in output
-    assert ANSWER not in output
-    (shown,) = json.loads(shop.run("show", step, "--json").stdout)
-    (step,) = shown["steps"]
-    assert (json.loads(step["result"]), len(step["derived_key"])) == (ANSWER, 43)
-
-
-def test_the_records_of_a_scope_are_listed(shop):
-    shop.post("/ok")
-    with shop.app.app_context():
-        store = shop.app.extensions["idempotency"].records.admin()
-        (line,) = store.lines(9, tail=scope_tail(None))
-        assert line.operation == "ok"
-        (again,) = store.lines(9, name="ok", state="completed", tail=scope_tail(None))
-        assert again.key == line.key  # Redis tells what is left to a millisecond: the expiry may differ
-        assert store.lines(9, name="other", tail=scope_tail(None)) == []
-        assert store.lines(9, state="failed", tail=scope_tail(None)) == []
-        assert store.lines(9, tail=scope_tail("bob")) == []
+    (hashed,) = shop.app.extensions["idempotency"].records.admin().lines(1, start=bytes.fromhex(key))
+    for secret in KEY, ANSWER, "alice", hashed.hash.hex()[:9], hashed.version.split()[0]:
+        assert secret not in output
+    for setting in ("SQLALCHEMY_DATABASE_URI", "IDEMPOTENCY_REDIS_URL"):
+        if password := sa.make_url(shop.app.config[setting] or "sqlite://").password:
+            assert password not in output
+    assert len(shop.show(order)["steps"][0]["derived_key"]) == 43
 
 
 def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
     result = shop.run("check")
     assert not_ok(result).keys() <= {"persistence"}  # the tests' Redis keeps nothing on disk
-    assert shop.listed() == []
     there = {
         "postgres": ["PostgreSQL", "driver", "columns", "db.session", "claim", "own pool"],
         "sql": ["SQLite", "columns", "db.session", "claim", "own pool"],
         "redis": ["memory", "persistence", "claim"],
     }
     assert list(findings(result)) == [*there[store], "scope", "routes"]
+    assert "10 of 10 endpoints that change something are protected; 1 only observed: seen" in (
+        result.output
+    )
+    assert shop.rows("list") == []
 
 
-def test_check_fails_without_keys_that_other_processes_have(shop, store, tmp_path, redis_server):
-    keys = [bytes(32)]
-    uri = shop.app.config["SQLALCHEMY_DATABASE_URI"]
-    sealed = Shop(store, tmp_path, redis_server.url, uri, IDEMPOTENCY_ENCRYPTION_KEYS=keys)
-    assert sealed.post("/ok").status_code == 201
-    assert findings(sealed.run("check"))["encryption"] == "ok"
-    result = shop.run("check")
-    assert (findings(result)["encryption"], result.exit_code) == ("FAILED", 1)
-    assert shop.post("/ok", "plain").status_code == 201
-    assert findings(sealed.run("check"))["encryption"] == "FAILED"  # for the newest
-    assert findings(shop.run("check"))["encryption"] == "FAILED"  # for the other one
-    with sealed.app.app_context():
-        sealed.db.engine.dispose()
+def test_check_counts_what_is_encrypted_by_key_and_misses_keys(
+    shop, store, tmp_path_factory, redis_server
+):
+    """Whoever takes a key away must know whether anything is left under it, steps included."""
+    uri, folder = shop.app.config["SQLALCHEMY_DATABASE_URI"], tmp_path_factory.mktemp("sealed")
+    prefix = shop.app.config["IDEMPOTENCY_REDIS_PREFIX"]
+
+    def with_keys(*keys: bytes) -> Shop:
+        config = {"IDEMPOTENCY_ENCRYPTION_KEYS": [*keys], "IDEMPOTENCY_REDIS_PREFIX": prefix}
+        return Shop(store, folder, redis_server.url, uri, **config)
+
+    old, new = bytes(32), b"k" * 32
+    first, second, both = with_keys(old), with_keys(new), with_keys(new, old)
+
+    def encryption(shop: Shop) -> str:
+        found = {each["subject"]: each for each in shop.rows("check", code=shop_fails)}
+        return f"{found['encryption']['level']} {found['encryption']['text']}"
+
+    shop_fails = 0
+    assert "encryption" not in findings(shop.run("check"))
+    for key in "a", "b":
+        first.post("ok", key)
+    second.post("ok", "c")
+    first.post("order")
+    newest = "ok responses and steps under each key, newest first"
+    assert encryption(both).startswith(f"{newest}: 1, 3 (")
+    shop_fails = 1
+    for without, count in ((second, 3), (first, 1), (shop, 4)):
+        lost = f"{count} responses or steps are encrypted under a key that this process does not have"
+        assert encryption(without) == f"FAILED {lost}"
+    if store != "redis":
+        shop.sql("update idempotency_record set expires_at = '2000-01-01 00:00:00.000'")
+        shop_fails = 0
+        assert encryption(both).startswith(f"{newest}: 0, 1 ("), "no retry needs what has expired"
+    shop.begin()
+    shop.post("ok", "plain")
+    result = first.run("check")
+    assert findings(result)["encryption"] == "FAILED"
+    assert "1 responses or steps are not encrypted, so retries get 500" in result.output
+    assert "IDEMPOTENCY_ACCEPT_UNSEALED" in result.output
+    for each in first, second, both:
+        each.close()
 
 
-def test_a_record_is_found_by_its_key(shop):
-    shop.post("/ok", "another")
-    key = shop.interrupt()
-    assert [line["key"] for line in shop.listed("--key", KEY, "--operation", "order")] == [key]
-    result = shop.run("list", "--json", "--key", "another", "--operation", "order")
-    assert (json.loads(result.stdout), result.exit_code) == ([], 1)
-
-
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_sqlite_is_purged(shop):
-    shop.post("/ok", "expires")
-    shop.interrupt()
-    sql(shop, "update idempotency_record set expires_at = '2000-01-01 00:00:00.000'")
-    assert [line["expired"] for line in shop.listed()] == [False, True], "the interrupted one stays"
-    assert "waiting for a purge: 1, the oldest for " in shop.run("list").output
-    assert shop.run("purge").output == "1 expired record deleted\n"
-    assert shop.run("purge").output == "0 expired records deleted\n"
-    assert [line["operation"] for line in shop.listed()] == ["order"]
-
-
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
+@on("sql")
 def test_times_in_sqlite_that_are_none_are_shown_as_text(shop):
     for key in "BC", "word", "number", "usual":
-        shop.post("/ok", key)
+        shop.post("ok", key)
     for column, value in (
         ("expires_at", "'0044-01-01 BC'"),
         ("created_at", "'soon'"),
         ("created_at", "7"),
     ):
-        sql(shop, f"update idempotency_record set {column} = {value} where rowid ="
-                  " (select rowid from idempotency_record where length(created_at) > 9 and"
-                  " expires_at not like '%BC' limit 1)")  # fmt: skip
-    assert sorted(line["created"][:2] for line in shop.listed()) == ["20", "20", "7", "so"]
-    assert [line["expires"] for line in shop.listed() if "BC" in line["expires"]] == ["0044-01-01 BC"]
-    for line in shop.listed():
+        shop.sql(f"update idempotency_record set {column} = {value} where rowid ="
+                 " (select rowid from idempotency_record where length(created_at) > 9 and"
+                 " expires_at not like '%BC' limit 1)")  # fmt: skip
+    lines = shop.rows("list")
+    assert sorted(line["created"][:2] for line in lines) == ["20", "20", "7", "so"]
+    assert [line["expires"] for line in lines if "BC" in line["expires"]] == ["0044-01-01 BC"]
+    for line in lines:
         assert shop.run("show", line["key"]).exit_code == 0
-    assert " records in all: " in shop.run("list").output
+    assert "4 records in all: " in shop.run("list").output
 
 
-@pytest.mark.parametrize("store", ["redis"], indirect=True)
-def test_what_is_no_record_in_redis_hides_no_other(shop, redis_server, tmp_path):
-    shop.post("/ok", "forged")
+@on("sql")
+def test_a_locked_sqlite_file_is_said_in_one_line(shop):
+    digits = shop.begun("order")
+    with shop.app.app_context(), shop.db.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+    engine = sa.create_engine(shop.app.config["SQLALCHEMY_DATABASE_URI"])
+    with engine.connect() as other:
+        other.exec_driver_sql("BEGIN IMMEDIATE")
+        result = shop.run("release", "--why=asked", digits)
+    engine.dispose()
+    assert (result.exit_code, result.output) == (1, "Error: database is locked\n")
+
+
+@on("redis")
+def test_what_is_no_record_of_ours_in_redis_is_not_shown_and_hides_no_other(shop, redis_server):
+    prefix = shop.app.config["IDEMPOTENCY_REDIS_PREFIX"]
+    assert shop.run("create-table").output == "idempotency_record: nothing to do\n"
+    shop.post("ok", "forged")
     with redis.Redis.from_url(redis_server.url) as client:
-        (name,) = client.keys(f"{tmp_path.name}\\[[*]]:record:*")
-        shop.post("/ok", "usual")
+        (name,) = client.keys("*record:*")
+        shop.post("ok", "usual")
+        client.set(name + b"0", "somebody's")
+        client.set(f"{prefix.replace('[*]', '*')}record:{'0' * 64}", "another application's")
+        client.set(f"{prefix}{'0' * 64}", "a lock")
+        assert len(shop.rows("list")) == 2
         for forged in {"created": 1e300}, {"name": "\ud800"}, {"attempt": "x"}, {"state": "done"}:
             rewrite(client, name, **forged)
-            assert len(shop.listed()) == 1
+            assert len(shop.rows("list")) == 1
             assert "1 record in all: " in shop.run("list").output
         for digit in b"0123456789abcdef":  # wherever the server lists them
             client.rpush(name[:-64] + bytes([digit]) * 64, "no record")
-        assert len(shop.listed()) == 1
-
-
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_sqlite_is_told_how_to_get_its_tables(shop):
-    assert shop.run("create-table").output == "idempotency_record: nothing to do\n"
-    sql(shop, "drop index ix_idempotency_record_expires_at")
-    assert not_ok(shop.run("check")) == {"index": "FAILED"}
-    assert "created the index ix_idempotency_record_expires_at" in shop.run("create-table").output
-    sql(shop, "alter table idempotency_record drop column audit")
-    assert not_ok(shop.run("check")) == {"columns": "FAILED"}
-    assert "is there, but lacks columns (audit JSON)" in shop.run("create-table").output
-    sql(shop, "drop table idempotency_record")
-    result = shop.run("list")
-    assert result.exit_code == 1
-    assert "the table idempotency_record is missing" in result.output
-    assert "flask idempotency create-table" in result.output
-    assert not_ok(shop.run("check")) == {"table": "FAILED"}
-    assert shop.run("create-table").output == "idempotency_record: created the table\n"
-    sql(shop, "alter table idempotency_record drop column owner")
-    assert not_ok(shop.run("check")).get("columns") == "FAILED"
-    result = shop.run("create-table")
-    assert (result.exit_code, "make a migration" in result.output) == (1, True)
-
-
-def sql(shop: Shop, statement: str) -> None:
-    with shop.app.app_context(), shop.db.engine.begin() as connection:
-        connection.execute(sa.text(statement))
-
-
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_a_locked_sqlite_file_is_said_in_one_line(shop, tmp_path):
-    key = shop.interrupt()
-    with shop.app.app_context(), shop.db.engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
-    with engine.connect() as other:
-        other.exec_driver_sql("BEGIN IMMEDIATE")
-        result = shop.run("release", "--why=asked", key)
-    engine.dispose()
-    assert result.exit_code == 1
-    assert result.output == "Error: database is locked\n"
-
-
-@pytest.mark.parametrize("store", ["redis"], indirect=True)
-def test_redis_needs_neither_tables_nor_a_purge(shop):
-    shop.post("/ok")
-    assert shop.run("purge").output == "0 expired records deleted\n"
-    assert shop.run("create-table").output == "idempotency_record: nothing to do\n"
-
-
-@pytest.mark.parametrize("store", ["redis"], indirect=True)
-def test_redis_is_asked_for_our_records_alone(shop, redis_server, tmp_path):
-    shop.post("/ok")
-    with redis.Redis.from_url(redis_server.url) as client:
-        (name,) = client.keys(f"{tmp_path.name}\\[[*]]:record:*")
-        client.set(name + b"0", "somebody's")
-        client.set(f"{tmp_path.name}*:record:{'0' * 64}", "another application's")
-        client.set(f"{tmp_path.name}[*]:{'0' * 64}", "a lock")
-    assert len(shop.listed()) == 1
+        assert len(shop.rows("list")) == 1
     assert shop.run("show", "00000000").exit_code == 1
 
 
 def test_a_client_that_decodes_replies_does_no_harm(tmp_path, redis_server):
-    shop = Shop("redis", tmp_path, redis_server.url)
-    key = shop.interrupt()
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
-        shop.app.extensions["idempotency"].records.connected = lambda: client
-        assert [line["key"] for line in shop.listed()] == [key]
-        assert "charge" in shop.run("show", key).output
-        assert not_ok(shop.run("check")).keys() <= {"persistence"}
-        assert shop.run("release", "--why=asked", key).exit_code == 0
-        assert shop.post().json == {"attempt": 2}
+        shop = Shop("redis", tmp_path, redis_server.url, redis=client)
+        digits = shop.begun("order")
+        assert "charge" in shop.run("show", digits).output
+        assert not_ok(shop.run("check")).get("claim") is None
+        assert shop.run("release", "--why=asked", digits).exit_code == 0
+        assert shop.post("order").json == {"attempt": 2}
 
 
 def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):

@@ -1,157 +1,275 @@
-"""``flask idempotency list``: what it shows and counts, and what no command shows."""
+"""``flask idempotency list`` and ``show`` in detail: advice, keys, odd contents, large tables."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from typing import Any
+from uuid import UUID
 
+import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.cli.listing import summary
-from flask_idempotency.stores.admin import CAPPED, Overview
-from tests.integration.commands.running import ANSWER
-from tests.integration.commands.test_overview import fill
-
-KEY = "canary-key-7f3a"
-
-EXPIRE_OLDEST = """update idempotency_record set expires_at = clock_timestamp()
- where key = (select key from idempotency_record order by created_at limit 1)"""
+from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.stores.admin import CAPPED
+from flask_idempotency.stores.postgres import statements
+from tests.integration.commands.running import build, runner
+from tests.integration.commands.shop import KEY, Shop
 
 
-def test_list_shows_the_newest_first_and_filters(world, run, pay):
-    for number in range(5):
-        pay(key=f"key-{number}")
-    world.sql(EXPIRE_OLDEST)
-
-    def listed(*options: str) -> Any:
-        return json.loads(run("list", "--json", *options).output)
-
-    everything = listed()
-    digests = [bytes(row.key).hex()[:8] for row in world.records()]
-    assert [line["key"] for line in everything] == digests[::-1]
-    assert [line["expired"] for line in everything] == [False] * 4 + [True]
-    result = run("list", "--json", "--limit", "2")
-    assert json.loads(result.stdout) == everything[:2]
-    more = "only the newest 2: there are more, see --limit\n"
-    assert result.stderr == more
-    assert more in run("list", "--limit", "2").stdout
-    assert "there are more" not in run("list", "--limit", "5").output
-    assert listed("--operation", "pay", "--state", "completed") == everything
-    assert listed("--operation", "nothing") == listed("--state", "in_progress") == []
-    newest = everything[0]
-    assert (newest["operation"], newest["state"], newest["attempt"]) == ("pay", "completed", 1)
-    assert (newest["status"], newest["bytes"]) == (201, len(pay(key="key-4").data))
-    assert newest["created"] <= newest["completed"] <= newest["expires"]
-    lines = run("list").output.splitlines()
-    assert lines[0].split()[:5] == ["key", "operation", "state", "attempt", "status"]
-    assert lines[1].split()[0] == digests[-1]
-    assert run("list", "--state", "unheard-of").exit_code == 2
-    assert run("list", "--limit", "0").exit_code == 2
+@pytest.fixture(scope="module")
+def store() -> str:
+    return "sql"
 
 
-def test_list_ends_with_what_there_is_in_all_and_what_waits(world, run):
-    assert run("list").output == "no records\n"
-    fill(world, 1, 3)
-    fill(world, 4, 5, state="'in_progress'", lease="clock_timestamp() - interval '3 h'")
-    fill(world, 6, 6, state="'in_progress'", lease="clock_timestamp() + interval '3 h'")
-    fill(world, 7, 7, name="'order'", expires="now() - interval '3 days'")
-    world.sql("update idempotency_record set created_at = now() - interval '3 h'")
-    expected = [
-        "",
-        "7 records in all: 4 completed, 2 interrupted, 1 in_progress",
-        "waiting for a retry or an operator: 2, the oldest for 3 h",
-        "waiting for a purge: 1, the oldest for 3 d",
-    ]
-    for options in ["--limit=1"], ["--operation=order"], ["--state=failed"]:
-        lines = run("list", *options).output.splitlines()
-        assert lines[-4:] == expected
-        assert len(lines) <= 7, "all are counted, not only those that are listed"
-    assert "in all" not in run("list", "--scope=alice").output
-    assert "in all" not in run("list", "--key=a", "--operation=pay").output
+def words(shop: Shop, *arguments: str) -> str:
+    return " ".join(shop.run(*arguments).output.split())
 
 
-def test_an_estimate_and_a_limit_are_told_as_such():
-    found = Overview({"pay": Counter(completed=1_000_000)}, True, CAPPED, None, 0, None)
-    assert summary(found) == [
-        "",
-        "about 1,000,000 records in all: 1,000,000 completed",
-        "waiting for a retry or an operator: 10,000 or more",
-        "waiting for a purge: 0",
-    ]
+OWN_ROWS = "Look at your own rows first: what the view saved outside a step, it saves again"
 
 
-def test_no_command_shows_a_key_or_a_response(world, run, pay):
-    pay(key=KEY, user="canary-user-55d0")
-    (record,) = world.records()
-    world.sql("update idempotency_record set expires_at = now()")
-    commands = ["list", "list --json", "check", "create-table", "purge"]
-    output = "".join(run(*command.split()).output for command in commands)
-    assert bytes(record.key).hex()[:8] in output
-    for secret in (KEY, ANSWER, "canary-user-55d0", bytes(record.key).hex()[:9], record.owner):
-        assert secret not in output
-    for setting in ("SQLALCHEMY_DATABASE_URI", "IDEMPOTENCY_REDIS_URL"):
-        if url := world.app.config.get(setting):
-            assert sa.make_url(url).password not in output
+@pytest.mark.parametrize(
+    ("name", "came", "release", "resolve"),
+    [
+        ("order", "Finished: charge.", "repeats no finished step", "not do what comes after charge"),
+        ("cut", "No step has finished", "recognises its key", "First do by hand"),
+    ],
+)
+def test_show_says_which_decision_fits_and_so_does_the_question_of_resolve(
+    shop, name, came, release, resolve
+):
+    digits = shop.begun(name)
+    for command in ["show"], ["resolve", "--status=201", "--why=asked"]:
+        before, _, advice = words(shop, *command, digits).partition("Release it")
+        to_release, _, to_resolve = advice.partition("Resolve it")
+        assert (came in before, release in to_release, OWN_ROWS in to_release) == (True, True, True)
+        assert resolve in to_resolve
 
 
-def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(world, run, pay):
+def test_nothing_is_advised_where_nothing_is_to_be_decided(shop):
+    assert "Resolve" not in words(shop, "show", shop.begun("ok"))
+
+
+def test_show_derives_the_keys_that_the_other_service_got(shop):
+    """Also for a step that was cut off, and for a name that is no step's."""
+    digits = shop.begun("order")
+    (step,) = shop.show(digits)["steps"]
+    assert [step["derived_key"]] == shop.calls
+    (shown,) = shop.rows("show", digits, "--derive", "charge", "--derive", "refund")
+    assert shown["derived"][0] == {"name": "charge", "derived_key": shop.calls[0]}
+    assert shown["derived"][1]["name"] == "refund"
+    assert f"charge {shop.calls[0]}" in words(shop, "show", digits, "--derive", "charge")
+
+
+def test_a_long_result_is_cut_in_the_table_alone_and_times_have_milliseconds_and_a_zone(shop):
+    digits = shop.begun("order")
+    result = "a" * 5000
+    shop.sql("update idempotency_record set steps = json_set(steps, '$.charge.result', :it)", it=result)
+    (step,) = shop.show(digits)["steps"]
+    assert step["result"] == result
+    pattern = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(pattern, step["finished"])
+    output = shop.run("show", digits).output
+    assert len(re.findall(pattern, output)) >= 2
+    assert max(map(len, output.splitlines())) < 250
+
+
+def test_more_digits_tell_two_records_apart_that_share_eight(shop):
+    digits, other = shop.begun("order"), shop.begun("wrong")
+    admin = shop.app.extensions["idempotency"].records.admin()
+    with shop.app.app_context():
+        (first,) = admin.lines(1, start=bytes.fromhex(digits))
+    twin = first.hash[:4] + bytes(len(first.hash) - 4)
+    assert shop.run("show", other.upper()).exit_code == 0
+    shop.sql("update idempotency_record set key = :twin where name = 'wrong'", twin=twin)
+    for command in ["show"], ["release", "--why=asked"]:
+        result = shop.run(*command, digits)
+        assert (result.exit_code, "more than one record" in result.output) == (1, True)
+        assert twin[:8].hex() in result.output
+        assert first.key in result.output
+    assert shop.show(twin[:8].hex())["key"] == digits, "as list shows it"
+    released = shop.run("release", "--why=asked", twin[:8].hex())
+    assert released.output.startswith(f"{digits}: may be run again")
+    assert shop.show(twin[:8].hex())["operation"] == "wrong"
+    assert shop.show(first.key)["operation"] == "order"
+
+
+def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(shop):
     """Titles, colours, line breaks, text that runs from right to left: anybody may write there."""
     odd = "\x1b]0;title\x07\x9b31m\r\nDEL\x7f\u202eübel"
-    pay()
-    world.sql("update idempotency_record set name = :odd, state = 'x\x1b[2J'", odd=odd)
-    world.sql("update idempotency_record set steps = json_build_object(cast(:odd as text),"
-              " json_build_object('attempt', 1, 'at', 'now', 'result', 'x'))", odd=odd)  # fmt: skip
-    digits = bytes(world.records()[0].key).hex()[:8]
+    digits = shop.begun("ok")
+    shop.sql("update idempotency_record set name = :odd, state = :state, steps ="
+             " json_object(:odd, json_object('attempt', 1, 'at', 'now', 'result', 'x'))",
+             odd=odd, state="x\x1b[2J")  # fmt: skip
     shown = r"\x1b]0;title\x07\x9b31m\r\nDEL\x7f\u202eübel"
-    for command in "list", f"show {digits}":
-        output = run(*command.split()).stdout
-        assert output.count(shown) == (2 if command.startswith("show") else 1)
+    for count, command in (1, ["list"]), (2, ["show", digits]):
+        output = shop.run(*command).stdout
+        assert output.count(shown) == count
         assert all(line.isprintable() for line in output.split("\n"))
-        (line,) = json.loads(run(*command.split(), "--json").stdout)
-        assert line["operation"] == odd
-    failed = run("release", "--why=asked", digits)
+        assert shop.rows(*command)[0]["operation"] == odd
+    failed = shop.run("release", "--why=asked", digits)
     assert r"x\x1b[2J: only what is" in failed.output
     assert all(line.isprintable() for line in failed.output.split("\n"))
 
 
-def test_times_that_python_does_not_have_are_shown_as_text(world, run, pay):
-    odd = {"expires_at": "200000-01-01", "completed_at": "0044-01-01 BC", "created_at": "infinity"}
-    for column, time in odd.items():
-        pay(key=column)
-        world.sql(f"update idempotency_record set {column} = '{time}' where created_at ="
-                  " (select max(created_at) from idempotency_record)")  # fmt: skip
-    pay(key="usual")
-    lines = json.loads(run("list", "--json").output)
-    assert [line["created"][:2] for line in lines] == ["in", "20", "20", "20"]
-    assert {line["expires"][:6] for line in lines} == {"200000", lines[1]["expires"][:6]}
-    assert [line["completed"] for line in lines if "BC" in line["completed"]] == [
-        "0044-01-01 00:00:00.000000 BC"
-    ]
-    for line in lines:
-        assert run("show", line["key"]).output.splitlines()[1].startswith(line["key"])
-    assert "4 records in all" in run("list").output
+@pytest.fixture
+def add(tmp_path: Any) -> Any:
+    """Adds a route with options to an application of one tenant; gives it with its commands."""
+    app = build(f"sqlite:///{tmp_path}/shop.db", IDEMPOTENCY_STORE="sql", IDEMPOTENCY_NAMESPACE="app")
+    run = runner(app)
+    run("create-table")
+
+    def add(endpoint: str, **options: Any) -> Any:
+        app.add_url_rule(f"/{endpoint}", endpoint, idempotent(**options)(dict), methods=["POST"])
+        return lambda: app.test_client().post(f"/{endpoint}", headers={"Idempotency-Key": KEY})
+
+    yield add, run, app
+    with app.app_context():
+        app.extensions["sqlalchemy"].engine.dispose()
 
 
-def test_more_digits_tell_two_records_apart_that_share_eight(world, run, pay):
-    pay()
-    (record,) = world.records()
-    twin = bytes(record.key)[:4] + bytes(28)
-    world.sql("update idempotency_record set state = 'failed'")
-    world.sql("insert into idempotency_record select :twin, expires_at, created_at, completed_at, null,"
-              " attempt, fingerprint_version, status, state, 'twin', name, fingerprint, headers, body"
-              " from idempotency_record", twin=twin)  # fmt: skip
-    for command in ["show"], ["release", "--why=asked"]:
-        result = run(*command, twin[:4].hex())
-        assert result.exit_code == 1
-        assert "more than one record" in result.output
-        assert twin[:8].hex() in result.output
-        assert bytes(record.key)[:8].hex() in result.output
-    shown = json.loads(run("show", twin[:8].hex(), "--json").output)
-    assert [line["key"] for line in shown] == [twin[:4].hex()], "as list shows it"
-    released = run("release", "--why=asked", twin[:8].hex())
-    assert (
-        released.output
-        == f"{twin[:4].hex()}: may be run again; until then it is listed as interrupted\n"
-    )
-    assert [row.state for row in world.records()].count("failed") == 1
+def test_a_scope_is_looked_for_as_all_that_its_text_may_stand_for(add):
+    add_route, run, _ = add
+    user = "5f0c8d0e-6c1f-4a6f-9f57-0d6c1a3a5b11"
+    scopes = [17, "17", UUID(user), user, 7]
+    post = add_route("pay", scope=lambda: scopes[0])
+    while scopes:
+        assert post().status_code == 200
+        scopes.pop(0)
+    for text, count in ((user, 2), ("17", 2), ("7", 1), *((odd, 0) for odd in ODD_SEVENS)):
+        for which in ["--key", KEY, "--operation", "pay"], []:
+            found = json.loads(run("list", "--json", *which, "--scope", text).stdout)
+            assert len(found) == count, text
+
+
+ODD_SEVENS = ("0_7", "07", "+7", " 7", "\u0667", "18")
+"""Python reads all but the last as 7."""
+
+
+def test_the_namespace_is_that_of_the_route_or_the_one_given(add):
+    add_route, run, app = add
+    routes: dict[str, dict[str, str]] = {
+        "pay": {},
+        "two": {"namespace": "v2"},
+        "fixed": {"name": "fixed", "namespace": "v3"},
+    }
+    for post in [add_route(path, **options) for path, options in routes.items()]:
+        assert post().status_code == 200
+    for name in routes:
+        place = ["--key", f'"{KEY}"', "--operation", name]  # as it stands in the header
+        (line,) = json.loads(run("list", "--json", *place).stdout)
+        assert line["operation"] == name
+        assert run("list", *place, "--namespace", "v9").exit_code == 1
+        assert run("list", *place, "--scope", "7").exit_code == 1
+    for options, given in ({}, ()), ({"namespace": "v4"}, ("--namespace", "v4")):
+        with app.app_context():
+            Idempotency().run(KEY, dict, scope=None, name="job", **options)
+        result = run("list", "--json", "--key", KEY, "--operation", "job", *given)
+        assert len(json.loads(result.stdout)) == 1
+
+
+FILL = """insert into idempotency_record
+       (key, expires_at, created_at, lease_expires_at, attempt, fingerprint_version, status, state,
+        owner, name, fingerprint)
+select substring(sha256(int8send(n)) for 23), {expires}, now(), {lease}, 1, 1,
+       case when {state} = 'completed' then 201 end, {state}, 'somebody', 'pay', sha256('x')
+  from generate_series({first}, {last}) as n"""
+
+LEASED = {"state": "'in_progress'", "lease": "clock_timestamp()"}
+
+
+class TestOnPostgres:
+    """Large tables, and times that Python does not have."""
+
+    @pytest.fixture
+    def store(self) -> str:
+        return "postgres"
+
+    @pytest.fixture
+    def fill(self, world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Inserts records numbered from the first to the last; a table of many pages is estimated."""
+        sql = statements.SQL.overview.replace("100.0 * 1000", "100.0 * 200")
+        monkeypatch.setattr(statements.SQL, "overview", sql)
+        usual = {
+            "state": "'completed'",
+            "expires": "now() + interval '1 h'",
+            "lease": "null::timestamptz",
+        }
+        return lambda first, last, **values: world.sql(
+            FILL.format(first=first, last=last, **{**usual, **values})
+        )
+
+    def counts(self, run: Any) -> tuple[bool, int, dict[str, int]]:
+        """What the end of `list` says: whether it is estimated, how many there are, and by state."""
+        (line,) = [each for each in run("list").output.splitlines() if " in all: " in each]
+        (total, *numbers), states = (
+            re.findall(r"\d[\d,]*(?= )", line),
+            re.findall(r"\d (\w+)(?:,|$)", line),
+        )
+        found = [int(number.replace(",", "")) for number in numbers]
+        return (
+            line.startswith("about "),
+            int(total.replace(",", "")),
+            dict(zip(states, found, strict=True)),
+        )
+
+    def test_a_large_table_is_estimated_but_interrupted_operations_are_counted(self, run, fill):
+        fill(1, 15_000)
+        fill(15_001, 20_000, state="'failed'")
+        fill(20_001, 20_003, **LEASED)
+        found = estimated, total, by_state = self.counts(run)
+        assert (estimated, by_state["interrupted"]) == (True, 3)
+        assert by_state["completed"] == pytest.approx(15_000, rel=0.5)
+        assert total == pytest.approx(20_003, rel=0.3)
+        assert "waiting for a retry or an operator: 3, " in run("list").output
+        assert self.counts(run) == found, "the same pages each time"
+
+    @pytest.mark.parametrize("gone", ["get_byte(key, 0) < 192", "key in (FIRST)"])
+    def test_an_estimate_does_not_wait_for_the_statistics_after_a_purge(self, world, run, fill, gone):
+        """Neither of records here and there, nor of whole pages."""
+        fill(1, 20_000)
+        world.sql("analyze idempotency_record")
+        first = "select substring(sha256(int8send(n)) for 23) from generate_series(1, 8000) as n"
+        world.sql(f"delete from idempotency_record where {gone.replace('FIRST', first)}")
+        left = 12_000 if "FIRST" in gone else 5_000
+        assert self.counts(run)[1] == pytest.approx(left, rel=0.4)
+        with world.app.app_context(), world.db.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.execute(sa.text("vacuum idempotency_record"))
+        assert self.counts(run)[1] == pytest.approx(left, rel=0.4)
+
+    def test_what_should_be_few_is_counted_up_to_a_limit(self, run, fill):
+        fill(1, CAPPED, expires="'-infinity'")
+        fill(CAPPED + 1, 2 * CAPPED, **LEASED)
+        output = run("list").output
+        assert "waiting for a retry or an operator: 10,000 or more, the oldest for " in output
+        assert "waiting for a purge: 10,000 or more\n" in output, "since ever"
+
+    def test_interrupted_operations_are_listed_by_their_index(self, world, fill):
+        fill(1, 5_000)
+        fill(5_001, 5_003, **LEASED)
+        world.sql("analyze idempotency_record")
+        sql = statements.SQL.lines.format(table="idempotency_record")
+        values = {"low": r"'\x00'::bytea", "high": r"'\xff'::bytea", "tail": "''::bytea", "size": "0"}
+        values |= {"name": "null", "state": "'interrupted'", "limit": "20"}
+        for word, value in values.items():
+            sql = sql.replace(f"%({word})s", value)
+        plan = "\n".join(row[0] for row in world.sql(f"explain {sql}"))
+        assert ("ix_idempotency_record_leased" in plan, "Seq Scan" in plan) == (True, False)
+        assert len(world.sql(sql)) == 3
+
+    def test_times_that_python_does_not_have_are_shown_as_text(self, world, run, pay):
+        odd = {"expires_at": "200000-01-01", "completed_at": "0044-01-01 BC", "created_at": "infinity"}
+        for column, time in odd.items():
+            pay(key=column)
+            world.sql(f"update idempotency_record set {column} = '{time}' where created_at ="
+                      " (select max(created_at) from idempotency_record)")  # fmt: skip
+        pay(key="usual")
+        lines = json.loads(run("list", "--json").output)
+        assert [line["created"][:2] for line in lines] == ["in", "20", "20", "20"]
+        assert "200000" in [line["expires"][:6] for line in lines]
+        assert "0044-01-01 00:00:00.000000 BC" in [line["completed"] for line in lines]
+        for line in lines:
+            assert run("show", line["key"]).output.splitlines()[1].startswith(line["key"])
+        assert "4 records in all" in run("list").output

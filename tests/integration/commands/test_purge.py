@@ -1,35 +1,32 @@
-"""``flask idempotency purge``: what it deletes, in which transactions, and what it leaves."""
+"""``flask idempotency purge``: what it deletes, in which transactions, and whom it never stops."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
-from flask_idempotency import idempotent
-from flask_idempotency.cli import cli
+import pytest
+import sqlalchemy as sa
+
+import servers
 from flask_idempotency.stores.postgres import statements
 from tests.integration.commands.purging import EXPIRE, FILL, outside, purge, purged, send_purge
+from tests.integration.commands.running import PROGRAM, ROOT
+from tests.stores import BOTH
 from tests.waiting import wait_until
 
 PAUSING_CLOCK = """create function public.clock_timestamp() returns timestamptz volatile
 language plpgsql as
 'begin perform pg_advisory_xact_lock_shared(1); return pg_catalog.clock_timestamp(); end'"""
 WAITING = "select 1 from pg_locks where locktype = 'advisory' and not granted"
-
-
-def test_what_is_expired_goes_and_what_is_not_stays(world, pay):
-    kept = pay(key="kept").data
-    pay(key="gone")
-    world.sql(EXPIRE + " where created_at = (select max(created_at) from idempotency_record)")
-    assert purge(world) == "1 expired record deleted\n"
-    assert purge(world) == "0 expired records deleted\n"
-    replay = pay(key="kept")
-    assert (replay.data, replay.headers["Idempotent-Replayed"]) == (kept, "true")
-    assert pay(key="gone").json["attempt"] == 1
-    assert world.count() == 3
 
 
 def test_an_abandoned_record_goes_and_a_held_one_stays_though_both_have_expired(world):
@@ -43,28 +40,15 @@ def test_an_abandoned_record_goes_and_a_held_one_stays_though_both_have_expired(
     assert world.records() == []
 
 
-def test_a_view_that_outlives_its_record_is_not_purged(world):
-    reached, go_on = threading.Event(), threading.Event()
-
-    @world.app.post("/payments")
-    @idempotent(ttl=1)
-    def slow() -> Any:
-        world.db.session.add(world.Payment(amount=1))
-        world.db.session.commit()
-        reached.set()
-        assert go_on.wait(20)
-        return {"done": True}, 201
-
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(world.post)
-        try:
-            assert reached.wait(20)
-            expired = "select expires_at <= clock_timestamp() from idempotency_record"
-            wait_until(lambda: world.sql(expired)[0][0], "it expires")
-            assert purge(world) == "0 expired records deleted\n"
-        finally:
-            go_on.set()
-        assert first.result().status_code == 201
+def test_a_view_that_outlives_its_record_is_not_purged(world, gate, background, add_view):
+    add_view(world, during=gate, ttl=1)
+    first = background(world.post)
+    gate.wait_until_reached()
+    expired = "select expires_at <= clock_timestamp() from idempotency_record"
+    wait_until(lambda: world.sql(expired)[0][0], "it expires")
+    assert purge(world) == "0 expired records deleted\n"
+    gate.open()
+    assert first.result().status_code == 201
     assert purge(world) == "0 expired records deleted\n", "completing it has renewed it"
     assert world.post().headers["Idempotent-Replayed"] == "true"
     assert world.count() == 1
@@ -83,8 +67,11 @@ def test_many_go_in_batches_each_its_own_transaction(world):
     assert world.records() == []
 
 
-def test_the_search_for_expired_records_does_not_read_the_others(world):
+def test_the_search_reads_no_other_records_and_none_twice(world):
     world.sql(FILL.format(5000))
+    plan = plan_of_purge(world)
+    assert "Tid Scan on " in plan, plan
+    assert plan.count("Index Scan using ") == 1, plan
     world.sql("update idempotency_record set expires_at = now() + interval '1 h'")
     world.sql("analyze idempotency_record")
     plan = plan_of_purge(world)
@@ -92,11 +79,14 @@ def test_the_search_for_expired_records_does_not_read_the_others(world):
     assert "Rows Removed by Filter" not in plan, plan
 
 
-def test_no_expired_record_is_searched_for_twice(world):
-    world.sql(FILL.format(5000))
-    plan = plan_of_purge(world)
-    assert "Tid Scan on " in plan, plan
-    assert plan.count("Index Scan using ") == 1, plan
+def plan_of_purge(world: Any) -> str:
+    with outside(world) as cursor:
+        message = statements.PURGE.format(table="idempotency_record", role="'none'")
+        before, _, statement = message.rpartition(";")
+        cursor.execute(before)
+        values = {"batch": 1000, "since": "-infinity"}
+        cursor.execute("explain (analyze, buffers) " + statement, values)
+        return "\n".join(line for (line,) in cursor.fetchall())
 
 
 def test_batches_do_not_read_again_what_older_transactions_still_see(make_world, postgres):
@@ -108,6 +98,16 @@ def test_batches_do_not_read_again_what_older_transactions_still_see(make_world,
         assert purged(world, 100) == [100] * 50
         wait_until(lambda: rows_read(world) >= 5000, "the backends have reported")
         assert rows_read(world) < 5100
+
+
+def rows_read(world: Any) -> int:
+    """Entries of the index on ``expires_at`` that were read, once the backends have reported it."""
+    with world.app.app_context():
+        world.db.engine.dispose()  # a backend reports when it ends, at the latest
+    return world.sql(
+        "select idx_tup_read from pg_stat_user_indexes"
+        " where indexrelname = 'ix_idempotency_record_expires_at'"
+    )[0][0]
 
 
 def test_a_record_renewed_at_that_instant_stays(world):
@@ -131,33 +131,124 @@ def test_a_record_renewed_at_that_instant_stays(world):
     assert [bytes(row.key) for row in world.records()] == [sha256(b"1").digest()]
 
 
-def plan_of_purge(world: Any) -> str:
-    with outside(world) as cursor:
-        message = statements.PURGE.format(table="idempotency_record", role="'none'")
-        before, _, statement = message.rpartition(";")
-        cursor.execute(before)
-        values = {"batch": 1000, "since": "-infinity"}
-        cursor.execute("explain (analyze, buffers) " + statement, values)
-        return "\n".join(line for (line,) in cursor.fetchall())
-
-
-def rows_read(world: Any) -> int:
-    """Entries of the index on ``expires_at`` that were read, once the backends have reported it."""
-    with world.app.app_context():
-        world.db.engine.dispose()  # a backend reports when it ends, at the latest
-    return world.sql(
-        "select idx_tup_read from pg_stat_user_indexes"
-        " where indexrelname = 'ix_idempotency_record_expires_at'"
-    )[0][0]
-
-
-def test_a_locked_table_is_not_waited_for(world):
-    world.sql(FILL.format(1))
-    with outside(world) as migration:
-        migration.execute("lock table idempotency_record")
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+def test_purges_share_the_work_at_any_isolation_level_and_none_waits(make_world, level):
+    options = f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}"
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"options": options}})
+    world.sql(FILL.format(3000))
+    with outside(world) as other, ThreadPoolExecutor(4) as pool:
+        assert send_purge(other) == 1000
         began = time.monotonic()
-        result = world.app.test_cli_runner().invoke(cli, ["purge"])
-        assert time.monotonic() - began < 5
-    assert result.exit_code == 1
-    assert result.output == "Error: canceling statement due to lock timeout\n"
-    assert len(world.records()) == 1
+        counts = list(pool.map(lambda _: sum(purged(world, 20)), range(4)))
+        assert sum(counts) == 2000, counts
+        assert time.monotonic() - began < 10
+        other.connection.commit()
+    assert world.records() == []
+
+
+@BOTH
+def test_first_requests_and_replays_do_not_fail_while_it_runs(world, pay):
+    done = threading.Event()
+    failures: list[Any] = []
+
+    def again_and_again(work: Callable[[], Any]) -> int:
+        rounds = 0
+        while not done.is_set():
+            work()
+            rounds += 1
+        return rounds
+
+    def send(path: str, key: str) -> Any:
+        answer = pay(path, key)
+        while path == "/brief" and answer.status_code == 409 and answer.headers["Retry-After"]:
+            answer = pay(path, key)  # it expired just now, and the purge is deleting it
+        return answer
+
+    def requests(thread: int) -> None:
+        for number in range(20):
+            for path in ("/payments", "/brief"):
+                answers = [send(path, f"{thread}-{number}") for _ in range(3)]
+                failures.extend(a for a in answers if a.status_code != 201)
+                if path == "/payments" and len({answer.data for answer in answers}) != 1:
+                    failures.append(answers)
+
+    expire = f"{EXPIRE} where name = 'brief' and state = 'completed' and expires_at > now()"
+    with ThreadPoolExecutor(8) as pool:
+        background = [
+            pool.submit(again_and_again, work)
+            for work in (lambda: world.sql(expire), lambda: purged(world), lambda: purged(world, 3))
+        ]
+        try:
+            list(pool.map(requests, range(4)))
+        finally:
+            done.set()
+        assert all(rounds.result() > 5 for rounds in background)
+    assert failures == []
+    kept = world.sql("select count(*) from idempotency_record where name = 'pay'")
+    assert kept == [(80,)]
+    assert world.count() > 160, "records of /brief have expired while they were used"
+
+
+def test_a_record_that_is_being_deleted_is_replayed_or_if_it_has_expired_comes_again(world, pay):
+    first = pay()
+    with outside(world) as purging:
+        purging.execute("delete from idempotency_record")
+        replay = pay()
+        assert (replay.data, replay.headers["Idempotent-Replayed"]) == (first.data, "true")
+        purging.connection.commit()
+    assert pay().status_code == 201
+    world.sql(EXPIRE)
+    with outside(world) as purging:
+        assert send_purge(purging) == 1
+        refused = pay()
+        assert (refused.status_code, bool(refused.headers["Retry-After"])) == (409, True)
+        purging.connection.commit()
+    assert pay().json["attempt"] == 1
+    assert world.count() == 3, "each time the record is gone, and the key is new"
+
+
+@contextmanager
+def process(uri: Any, *options: str) -> Iterator[subprocess.Popen[str]]:
+    arguments = [sys.executable, "-uc", PROGRAM, str(uri), "purge", *options]
+    running = subprocess.Popen(
+        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_every_repeats_outlives_the_database_and_ends_on_a_signal(world, number):
+    world.sql(FILL.format(10))
+    uri = sa.make_url(world.app.config["SQLALCHEMY_DATABASE_URI"])
+    with (
+        servers.FaultProxy(uri.render_as_string(hide_password=False)) as proxy,
+        process(proxy.url, "--every", "1") as running,
+    ):
+        assert running.stdout.readline() == "10 expired records deleted\n"
+        proxy.refuse()
+        proxy.cut()
+        assert running.stderr.readline().startswith("Error: ")
+        proxy.accept()
+        world.sql(FILL.format(20))
+        assert running.stdout.readline() == "20 expired records deleted\n"
+        running.send_signal(number)
+        out, err = running.communicate(timeout=20)
+        assert running.returncode == 0
+        assert "Traceback" not in out + err
+
+
+def test_a_signal_ends_a_long_purge_between_two_transactions(world):
+    world.sql(FILL.format(20_000))
+    with process(world.app.config["SQLALCHEMY_DATABASE_URI"], "--batch", "1") as running:
+        wait_until(lambda: world.count("idempotency_record") < 20_000, "a record is deleted")
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=20)
+        assert (running.returncode, err) == (0, "")
+    left = world.count("idempotency_record")
+    deleted = 20_000 - left
+    assert out == f"{deleted} expired record{'s' if deleted != 1 else ''} deleted\n"
+    assert left > 0
