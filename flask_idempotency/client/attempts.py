@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import ssl
 from collections.abc import Mapping, MutableMapping
 from datetime import datetime, timedelta, timezone
@@ -24,6 +23,8 @@ log = Log("flask_idempotency.client")
 
 LONGEST: Final = 10.0
 """Seconds. The longest wait that is not the server's wish."""
+
+UNENDED: Final = "The response broke off, or has neither a Content-Length nor chunks."
 
 
 def give_key(header: str, method: str | None, headers: MutableMapping[str, str]) -> bool:
@@ -63,6 +64,17 @@ class Call:
     def left(self) -> float:
         """Seconds until the deadline; never 0, which is no valid time limit."""
         return max(self._began + self._deadline - monotonic(), 0.001)
+
+    def has_told_its_end(self) -> bool:
+        """Return True if a response of HTTP/1 says where it ends (RFC 9112 section 6.3).
+
+        One that ends with its connection may have broken off, in its headers or its body.
+        """
+        headers = self.response.headers
+        has_no_body = self._request.method == "HEAD" or self.response.status_code in {204, 205, 304}
+        length = re.fullmatch(r"([0-9]+)(\s*,\s*\1)*", headers.get("Content-Length", "").strip())
+        chunks = re.search(r"\bchunked\b", headers.get("Transfer-Encoding", "").lower())
+        return bool(has_no_body or length or chunks)
 
     def __enter__(self) -> None:
         self._made += 1
@@ -122,22 +134,17 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     if re.fullmatch("[0-9]+", value):
         return float(value)  # of very many digits, infinity
     try:
-        now = (
-            parsedate_to_datetime(headers["Date"]) if "Date" in headers else datetime.now(timezone.utc)
-        )
+        date = headers.get("Date")
+        now = parsedate_to_datetime(date) if date else datetime.now(timezone.utc)
         return (parsedate_to_datetime(value) - now).total_seconds()
     except (TypeError, ValueError, OverflowError):
         return 0
 
 
 def _is_permanent(error: BaseException | None) -> bool:
-    """Return True if a certificate is not trusted, or a host's name unknown.
-
-    It is not if a name server does not respond. Either may be the cause of the error that is raised.
-    """
+    """Return True if a certificate is not trusted, which may be the cause of what is raised."""
     while error is not None:
-        unknown = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
-        if unknown or isinstance(error, ssl.SSLCertVerificationError):
+        if isinstance(error, ssl.SSLCertVerificationError):
             return True
         error = error.__cause__ or error.__context__
     return False

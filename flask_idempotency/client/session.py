@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from copy import copy
 from http.client import HTTPResponse
 from time import sleep
@@ -16,12 +14,12 @@ from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 from requests.utils import rewind_body
 
-from .attempts import Call, give_key
+from .attempts import UNENDED, Call, give_key
 
 RETRIED: Final = (requests.ConnectionError, requests.Timeout, exceptions.ChunkedEncodingError)
 """The other errors of requests are mistakes in the request, and come again."""
 
-ONCE: Final = "This body can be sent only once, and so not again: pass bytes, or a file that can seek."
+ONCE: Final = "Pass a body that can be sent again: bytes, str, form fields, or a file that can seek."
 
 
 class IdempotentSession(requests.Session):
@@ -50,8 +48,8 @@ class IdempotentSession(requests.Session):
       the response, or both as a pair, where the call does not say. Calls without a key have it, too.
     - ``header``: the server's ``IDEMPOTENCY_HEADER``.
 
-    A call raises ``ValueError`` for an empty key, and ``UnrewindableBodyError`` for a body that can be
-    sent only once, such as a generator; then nothing was sent.
+    A call raises ``ValueError`` for an empty key, and ``UnrewindableBodyError`` for a body that is no
+    bytes, str, form fields or seekable file, such as a generator; then nothing was sent.
     """
 
     deadline: float = 90
@@ -93,16 +91,19 @@ class _Adapter(BaseAdapter):
             with call:
                 limits = _within(call.left(), timeout)
                 call.response = self._wrapped.send(request, stream=stream, timeout=limits, **how)
-                _read(call.response, stream)
+                _read(call, stream)
             if call.pause is None:
                 call.response.connection = self  # digest sends through it
                 return call.response
             sleep(call.pause)
 
 
-def _rewind(request: requests.PreparedRequest) -> None:
-    """Let a file be sent from where it stood. Raises before the first attempt if that cannot be."""
-    if isinstance(request.body, Iterator) or hasattr(request.body, "read"):
+def _rewind(request: Any) -> None:
+    """Let a file be sent from where it stood. Raises before the first attempt if that cannot be.
+
+    Any other iterable is refused: one that gives out a stored iterator would be empty the second time.
+    """
+    if not isinstance(request.body, bytes | str | None):
         try:
             rewind_body(request)
         except exceptions.UnrewindableBodyError as error:
@@ -117,30 +118,17 @@ def _within(left: float, given: Any) -> Any:
     return urllib3.Timeout(connect=connect, read=read, total=left)
 
 
-def _read(response: requests.Response, stream: bool) -> None:
+def _read(call: Call, stream: bool) -> None:
     """Read the body, but not a success that the caller streams.
 
     Raises ``ConnectionError`` if the response may have broken off, or is an interim one (1xx), behind
     which http.client does not find the real one.
     """
-    if response.status_code < 200 or not _tells_its_end(response, unread=stream and response.ok):
-        response.close()
-        raise requests.ConnectionError("The response broke off in its headers, or tells no end.")
-
-
-def _tells_its_end(response: requests.Response, *, unread: bool) -> bool:
-    """Return True if a response says where it ends (RFC 9112 sections 6.3 and 9.6).
-
-    http.client takes one that broke off in its headers for one that ends with its connection. A server
-    that ends a body so must say it in ``Connection``, and has no reason to if the body is empty.
-    """
-    raw, headers, has_body = response.raw, response.headers, unread or bool(response.content)
+    response = call.response
     # A mock or a cache has a file of its own here, and need not say where it ends.
-    is_http_1 = isinstance(getattr(raw, "_fp", None), HTTPResponse) and raw.version == 11
-    has_no_body = response.request.method == "HEAD" or response.status_code in {204, 205, 304}
-    if not is_http_1 or has_no_body:
-        return True
-    length = re.fullmatch(r"([0-9]+)(\s*,\s*\1)*", headers.get("Content-Length", "").strip())
-    chunks = re.search(r"\bchunked\b", headers.get("Transfer-Encoding", "").lower())
-    closes = "close" in headers.get("Connection", "").lower() and has_body
-    return bool(length or chunks or closes)
+    is_http_1 = isinstance(getattr(response.raw, "_fp", None), HTTPResponse)
+    if response.status_code < 200 or (is_http_1 and not call.has_told_its_end()):
+        response.close()
+        raise requests.ConnectionError(UNENDED)
+    if not (stream and response.ok):
+        response.content  # noqa: B018 -- reads it

@@ -9,7 +9,7 @@ from typing import Any, Final
 import anyio
 import httpx
 
-from .attempts import Call, give_key
+from .attempts import UNENDED, Call, give_key
 
 RETRIED: Final = (
     httpx.TimeoutException,
@@ -55,6 +55,7 @@ class IdempotentTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
                 call.response = self._wrapped.handle_request(_within(call.left(), request))
                 with closing(call.response):
                     call.response.read()
+                _check(call)
             if call.pause is None:
                 return call.response  # type: ignore[no-any-return]
             sleep(call.pause)
@@ -71,6 +72,7 @@ class IdempotentTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
                 call.response = await self._wrapped.handle_async_request(attempt)
                 async with aclosing(call.response):
                     await call.response.aread()
+                _check(call)
             if call.pause is None:
                 return call.response  # type: ignore[no-any-return]
             await anyio.sleep(call.pause)
@@ -82,6 +84,13 @@ class IdempotentTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._wrapped.aclose()
+
+
+def _check(call: Call) -> None:
+    """Raise ``RemoteProtocolError`` if the response may have broken off. A mock has no version."""
+    version = call.response.extensions.get("http_version", b"")
+    if version.startswith(b"HTTP/1") and not call.has_told_its_end():
+        raise httpx.RemoteProtocolError(UNENDED)
 
 
 def _within(left: float, request: httpx.Request) -> httpx.Request:

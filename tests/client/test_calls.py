@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import socket
 import ssl
 from time import monotonic
 
@@ -66,6 +65,14 @@ BEHAVIOURS = {
     "the response is lost twice": ([drop_after] * 2, 201, 3),
     "the response breaks off twice": ([break_off] * 2, 201, 3),
     "the request arrives twice": ([duplicate], 201, 1),
+    **{
+        f"only the connection's end: {head[5:]}": ([written(head)], 201, 2)
+        for head in (
+            "HTTP/1.0 201 CREATED\r\n\r\n{}",
+            "HTTP/1.1 201 CREATED\r\nConnection: close\r\n\r\n{}",
+            "HTTP/1.1 201 CREATED\r\nTransfer-Encoding: identity\r\n\r\n{}",
+        )
+    },
     "a stored error": ([respond(500, Idempotent_Replayed="true")], 500, 1),
     "a conflict of the shop's own": ([respond(409, "out-of-stock", Retry_After="1")], 409, 1),
     **{f"not now: {status}": ([respond(status)], 201, 2) for status in (408, 425, 429, 500, 502, 599)},
@@ -87,8 +94,7 @@ BEHAVIOURS = {
     **{
         f"legal: {head[5:]}": ([written(head)], int(head[9:12]), 1)
         for head in (
-            "HTTP/1.0 200 OK\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nConnection: Keep-Alive, Close\r\n\r\n{}",
+            "HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
             "HTTP/1.1 204 NO CONTENT\r\n\r\n",
             "HTTP/1.1 205 RESET CONTENT\r\n\r\n",
@@ -181,7 +187,9 @@ class TestTroubleOnTheWay:
         "whole",
         [
             WHOLE.format("", "Content-Length: 2\r\n", "{}"),
-            WHOLE.format("Connection: close\r\n", "Content-Length: 2\r\n", "{}"),
+            WHOLE.format("Connection: close\r\n", "Content-Length: 2\r\n", "{}").replace(
+                "/1.1", "/1.0"
+            ),
             # Whole with the 0 for requests: http.client does not ask for what follows.
             WHOLE.format("", "Transfer-Encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n")[:-4],
         ],
@@ -280,6 +288,26 @@ class TestWaits:
             with_httpx(timeout=None, deadline=0.2)("POST", server.url)
 
 
+class Stored:
+    """Each of its iterators is the same one, as with ``tqdm(rows)``."""
+
+    def __init__(self, *parts):
+        self.parts = iter(parts)
+
+    def __iter__(self):
+        return self.parts
+
+
+class Counted(Stored):
+    def __len__(self):
+        return 6
+
+
+class Readable(Stored):
+    def read(self, _size=-1):
+        return next(self.parts, b"")
+
+
 class TestBodies:
     def test_a_form_with_a_file_is_the_same_each_time(self, call, server):
         server.script += [drop_after]
@@ -292,36 +320,36 @@ class TestBodies:
         with_httpx()("POST", server.url, content=io.BytesIO(b"abc" * 1000))
         assert [request.body for request in server.seen] == [b"abc" * 1000] * 3
 
-    def test_a_generator_is_sent_whole_each_time_or_refused_before_the_first(self, make_caller, server):
-        async def parts_async():
+    @pytest.mark.parametrize(
+        "body",
+        [
+            pytest.param(lambda: iter([b"abc", b"def"]), id="an iterator"),
+            pytest.param(lambda: Stored(b"abc", b"def"), id="an iterable of an iterator"),
+            pytest.param(lambda: Counted(b"abc", b"def"), id="one with a length"),
+            pytest.param(lambda: Readable(b"abcdef"), id="a file that cannot seek"),
+        ],
+    )
+    def test_what_can_be_read_once_is_refused_by_requests_and_kept_by_httpx(self, server, body):
+        server.script += [drop_before, DOWN]
+        with pytest.raises(requests.exceptions.UnrewindableBodyError, match="bytes, str") as refused:
+            with_requests()("POST", server.url, content=body())
+        assert refused.value.request.headers["Idempotency-Key"]
+        assert server.seen == []
+        with_httpx()("POST", server.url, content=body())
+        assert [request.body for request in server.seen] == [b"abcdef"] * 3
+
+    def test_an_asynchronous_generator_is_sent_whole_each_time(self, server):
+        async def parts():
             yield b"abc"
             yield b"def"
 
-        parts = parts_async() if make_caller is with_async_httpx else iter([b"abc", b"def"])
         server.script += [drop_before, DOWN]
-        if make_caller is with_requests:
-            with pytest.raises(requests.exceptions.UnrewindableBodyError, match="only once") as refused:
-                make_caller()("POST", server.url, content=parts)
-            assert refused.value.request.headers["Idempotency-Key"]
-            assert server.seen == []
-        else:
-            make_caller()("POST", server.url, content=parts)
-            assert [request.body for request in server.seen] == [b"abcdef"] * 3
+        with_async_httpx()("POST", server.url, content=parts())
+        assert [request.body for request in server.seen] == [b"abcdef"] * 3
 
 
 class TestPermanentErrors:
     """An error that every attempt would meet again ends the call at once."""
-
-    @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_AGAIN])
-    def test_an_unknown_host_is_final_but_not_a_silent_name_server(self, call, time, monkeypatch, code):
-        def getaddrinfo(*_args, **_kwargs):
-            raise socket.gaierror(code, "no address")
-
-        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        with pytest.raises(LOST) as lost:
-            call("POST", "http://api.example.com")
-        assert lost.value.request.headers["Idempotency-Key"]
-        assert bool(time.waits) == (code == socket.EAI_AGAIN)
 
     def test_a_certificate_that_is_not_trusted_is_final(self, stopped, time, tmp_path):
         (tmp_path / "own.pem").write_bytes(self_signed())
@@ -332,9 +360,7 @@ class TestPermanentErrors:
             with_requests()("POST", stopped.url.replace("http:", "https:"))
         assert time.waits == []
 
-    @pytest.mark.parametrize(
-        "url", ["ftp://api.example.com", "//api.example.com", "http://*.example.com"]
-    )
+    @pytest.mark.parametrize("url", ["ftp://api.example.com", "//api.example.com"])
     def test_a_wrong_address_is_final(self, call, time, url):
         with pytest.raises((requests.RequestException, httpx.TransportError)):
             call("POST", url)

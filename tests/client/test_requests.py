@@ -112,7 +112,7 @@ class TestFraming:
     @pytest.mark.parametrize(
         "rest",
         [
-            "201 CREATED\r\n\r\n{}",
+            "201 CREATED\r\nConnection: close\r\n\r\n{}",
             "409 CONFLICT\r\n\r\n{}",
             "201 CREATED\r\nTransfer-Encoding: unchunked\r\n\r\n{}",
             "103 Early Hints\r\nContent-Length: 0\r\n\r\n",
