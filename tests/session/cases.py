@@ -20,26 +20,10 @@ class Sound(Equal):
         return found
 
 
-@dataclass(frozen=True)
-class Named:
-    """Every request is a 500 by this error, and nothing is committed."""
-
-    error: str
-
-    def problems(self, outcome: Outcome) -> list[str]:
-        errors = [[error.name for error in step.reply.errors] for step in outcome.protected.steps]
-        return [
-            *NothingKept(500).problems(outcome),
-            *(f"{names}, not {self.error}" for names in errors if self.error not in names),
-        ]
-
-
 SOUND_OR_REFUSED = Either((Sound(), Refused(), NothingKept()))
 """Also where the view fails without us, too: by whatever name, and with nothing committed."""
 SOUND_OR_FAILED = Either((Sound(), Refused(), NothingKept(500)))
 """Where the driver refuses for us: its error has no name of ours, and nothing is committed."""
-SOUND_OR_MISTAKEN = Either((Sound(), Refused(), Named("ConfigurationError")))
-ISOLATION = Refused("(?i)isolation|repeatable read|serializable")
 
 
 def then(*parts):
@@ -99,14 +83,3 @@ def fails_nested(world):
 
 
 reads = sends("select count(*) from account")
-
-
-def strict_by_database(level):
-    def setup(world):
-        world.admin_run(
-            "do $$ begin execute format('alter database %I set default_transaction_isolation ="
-            f" ''{level}''', current_database()); end $$"
-        )
-        world.engine.dispose()
-
-    return setup

@@ -15,5 +15,4 @@ __all__ = ["hold", "laboratory", "run_pair"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if not metafunc.module.__name__.endswith("after_commit_dropped"):  # that meets no driver
-        each_unless_named(metafunc)
+    each_unless_named(metafunc)

@@ -1,9 +1,12 @@
-"""A commit or rollback past the session: refused, or as without us. No retry doubles a row."""
+"""What goes past the session, a commit, a rollback or a write: refused, or as without us.
+
+No retry doubles a row, and no write that was undone stays behind a success.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
 
@@ -12,19 +15,18 @@ from tests.drivers import PSYCOPG
 from tests.session.cases import (
     SOUND_OR_FAILED,
     SOUND_OR_REFUSED,
-    Named,
-    commits,
     fails,
     pays,
     reads,
     rejects,
     rolls_back,
+    sends,
     then,
     writes,
 )
+from tests.sessions import factory_of
 
 family = Family(events=False, status=None)
-in_a_pipeline = Family(events=False, expect=Refused("pipeline"))
 
 
 def handed_out(world):
@@ -38,19 +40,12 @@ def by_context(world):
         pass
 
 
-def innermost(world):
-    """The session's own transaction on its connection, which is a savepoint in an operation."""
-    connection = world.session.connection()
-    return connection.get_nested_transaction() or connection.get_transaction()
-
-
 OF_THE_DRIVER = {
     "the pool's connection": handed_out,
     "the driver's connection": lambda world: handed_out(world).driver_connection,
     "a cursor's connection": lambda world: handed_out(world).cursor().connection,
 }
 OF_SQLALCHEMY = {
-    "the innermost transaction": innermost,
     "the connection": lambda world: world.session.connection(),
     "the connection's transaction": lambda world: world.session.connection().get_transaction(),
 }
@@ -63,38 +58,8 @@ ENDS = {
     for verb in ("commit", "rollback")
 } | {
     "the driver's with block": (by_context, SOUND_OR_FAILED),
-    "do_commit of the dialect": (
-        lambda world: world.engine.dialect.do_commit(handed_out(world)),
-        SOUND_OR_FAILED,
-    ),
-    "do_rollback of the dialect": (
-        lambda world: world.engine.dialect.do_rollback(handed_out(world)),
-        SOUND_OR_FAILED,
-    ),
-    "commit as text": (lambda world: world.sql("commit"), SOUND_OR_REFUSED),
+    "commit as text": (sends("commit"), SOUND_OR_REFUSED),
 }
-
-
-def pays_or_rejects(world):
-    """The client hears that nothing was paid. SQLAlchemy warns of what the end has left."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sa.exc.SAWarning)
-        try:
-            pays(world)
-        except sa.exc.InvalidRequestError:
-            world.session.rollback()
-            return rejects(world)
-    return None
-
-
-def in_nested(end):
-    def view(world):
-        with world.session.begin_nested():
-            writes(world)
-            end(world)
-        world.commit()
-
-    return view
 
 
 def swallowed(end):
@@ -107,11 +72,20 @@ def swallowed(end):
     return then(writes, view, pays)
 
 
+def in_nested(end):
+    def view(world):
+        with world.session.begin_nested():
+            writes(world)
+            end(world)
+        world.commit()
+
+    return view
+
+
 WAYS = {
     "uncaught": lambda end: then(writes, end, pays),
     "swallowed": swallowed,
     "rolled back": lambda end: then(writes, end, rolls_back, pays),
-    "rejected": lambda end: then(writes, end, pays_or_rejects),
     "failing": lambda end: then(writes, end, fails),  # without us each retry doubles the row
     "last": lambda end: then(writes, end),
     "in begin_nested": in_nested,
@@ -122,7 +96,7 @@ for way, make in WAYS.items():
             family.add(f"{what}, {way}", make(end), expect=expect)
 for verb, way in (("commit", "uncaught"), ("rollback", "uncaught"), ("commit", "rolled back")):
     end = ENDS[f"{verb} of the driver's connection"][0]
-    family.add(f"{verb} of the driver's, {way}, by name", WAYS[way](end), expect=Named("NotAtomic"))
+    family.add(f"{verb} of the driver's, {way}, by name", WAYS[way](end), expect=Refused())
 family.add(
     "a commit in a transaction that the driver had begun",
     WAYS["failing"](ENDS["commit of the pool's connection"][0]),
@@ -131,33 +105,10 @@ family.add(
 )
 
 
-def by_text(text):
-    return then(writes, lambda world: world.session.connection().exec_driver_sql(text), pays)
-
-
-for text in (
-    "END WORK",
-    "rollback and chain",
-    "begin",
-    "/* done /* quite */ select 1; */ commit",
-    "select 1; -- it is\n commit",
-    r"select E'\'; select 1; --'; commit",
-    "create or replace function pg_temp.one() returns int begin atomic select 1; end",
-):
-    family.add(repr(text), by_text(text), expect=SOUND_OR_REFUSED)
-for text in (
-    "do $body$ begin\n-- commit;\nperform 1;\nend; $body$",
-    r"select E'\'; commit; --'",
-    "/* ; commit ; rollback */ select 1",
-    "savepoint a; select 1; rollback to savepoint a; release savepoint a",
-):
-    family.add(repr(text), by_text(text), expect=EQUAL)
-for name in ("idempotency_first", '"idempotency_first"', "sa_savepoint_1"):
+for name in ('"idempotency_first"', "sa_savepoint_1"):
     family.add(  # of a name that ours has: a rollback would go back to the view's own
         f"a savepoint {name} as text",
-        then(
-            writes, lambda world, name=name: world.sql(f"savepoint {name}"), writes, rolls_back, rejects
-        ),
+        then(writes, sends(f"savepoint {name}"), writes, rolls_back, rejects),
         expect=SOUND_OR_REFUSED,
     )
 
@@ -199,24 +150,100 @@ def a_connection_kept_over_the_commit(world):
         world.note("closed")
 
 
+# Something else than the session writes, in a unit in which nothing was sent yet.
+
+
+def raw(connection):
+    """By a cursor of the driver, which the session knows nothing of."""
+    connection.connection.cursor().execute("insert into audit (text) values ('undone')")
+
+
+def elsewhere(connection):
+    """In a thread without the view's context."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(raw, connection).result(10)
+
+
+def undone_by_begin_nested(write):
+    def view(world):
+        connection = world.session.connection()
+        nested = connection.begin_nested()
+        write(connection)
+        nested.rollback()
+        pays(world)
+
+    return view
+
+
+def undone_by_a_rollback(write):
+    return then(lambda world: write(world.session.connection()), rolls_back, pays)
+
+
+def kept_after_a_rollback(write):
+    """The other way round: what the view did not undo is there."""
+
+    def view(world):
+        world.session.begin_nested().rollback()
+        write(world.session.connection())
+        world.commit()
+
+    return view
+
+
+for what, write, expect in (("a raw cursor", raw, EQUAL), ("a thread", elsewhere, SOUND_OR_REFUSED)):
+    for way in (undone_by_begin_nested, undone_by_a_rollback, kept_after_a_rollback):
+        family.add(f"{what}, {way.__name__}", way(write), expect=expect)
+
+
+def undone_in_begin_nested(world):
+    nested = world.session.begin_nested()
+    writes(world)
+    nested.rollback()
+
+
+def touches(world):
+    """Nothing is sent in the unit but what the listener sends."""
+    world.session.connection()
+
+
+def writes_in_after_begin(world):
+    @sa.event.listens_for(factory_of(world.app, world.db), "after_begin")
+    def write(_session, _transaction, connection):
+        raw(connection)
+
+
+def executes_by_itself(world):
+    """An engine whose listener sends the statements, and says that it did."""
+
+    @sa.event.listens_for(world.engine, "do_execute")
+    def send(cursor, text, values, _context):
+        cursor.execute(text, values)
+        return True
+
+
+undo = then(writes, rolls_back)
+for arranged in (writes_in_after_begin, executes_by_itself):
+    for view, do in {
+        "undoes and pays": then(undo, undone_in_begin_nested, pays, undo),
+        "rolls back at once": then(touches, rolls_back, pays, touches, rolls_back),
+    }.items():
+        family.add(f"{arranged.__name__}, {view}", do, setup=arranged, status=201)
+
+
+@family.in_every_store()
+def test_what_goes_past_the_session_is_refused_or_as_without_us(hold, case, store):
+    hold(case, store)
+
+
+in_a_pipeline = Family(events=False, expect=Refused("pipeline"))
+
+
 @in_a_pipeline()
-def in_pipeline(world):
+def a_commit_in_a_pipeline(world):
     with handed_out(world).driver_connection.pipeline():
         for _ in range(2):
             world.sql("insert into audit (text) values ('in a pipeline')")
             world.commit()
-
-
-@in_a_pipeline()
-def in_pipeline_caught(world):
-    with contextlib.suppress(Exception):
-        in_pipeline(world)
-    then(rolls_back, commits)(world)
-
-
-@family.in_every_store()
-def test_a_commit_past_the_session_is_refused_or_as_without_us(hold, case, store):
-    hold(case, store)
 
 
 @PSYCOPG

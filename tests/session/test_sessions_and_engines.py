@@ -6,20 +6,20 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from flask_idempotency import RequestInProgress, idempotent
+from flask_idempotency import RequestInProgress
 from flask_idempotency.core.errors import ConfigurationError
 from tests import sessions
 from tests.differential.harness import EQUAL, Either, Family, NothingKept, Refused
+from tests.differential.schemas import TENANT, role_per_tenant, schema_per_tenant
 from tests.session.cases import (
     SOUND_OR_FAILED,
-    SOUND_OR_MISTAKEN,
     SOUND_OR_REFUSED,
     commits,
     fails,
     pays,
     reads,
-    rejects,
     rolls_back,
+    sends,
     then,
     writes,
 )
@@ -42,16 +42,6 @@ def audits(find, session=lambda world: world.session):
     )
 
 
-# AUTOCOMMIT.
-
-
-def writes_by_itself(world, _error=None):
-    """A connection that commits each statement."""
-    engine = world.engine.execution_options(isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(insert(world))
-
-
 def autocommit_at_connect(world):
     """The driver's connections commit each statement, which SQLAlchemy does not know."""
     sa.event.listen(world.engine, "connect", lambda driver, _: setattr(driver, "autocommit", True))
@@ -63,22 +53,41 @@ def replaced(world):
     world.db.session = orm.scoped_session(orm.sessionmaker(bind=world.engine))
 
 
+def role_at_connect(world):
+    """The engine's role is one that a listener chooses, and the only one that may write records."""
+    role_per_tenant(world)
+    if world.protected:
+        world.admin_run(f"grant all on idempotency_record to {TENANT}")
+        world.admin_run(
+            "create function only_the_role() returns trigger language plpgsql as"
+            f" $$ begin if current_user <> '{TENANT}' then raise 'by %', current_user; end if;"
+            " return new; end $$"
+        )
+        world.admin_run(
+            "create trigger only_the_role before insert or update on idempotency_record"
+            " for each row execute function only_the_role()"
+        )
+
+    @sa.event.listens_for(world.engine, "connect")
+    def choose(driver, _record):
+        driver.cursor().execute(f"set role {TENANT}")
+        driver.commit()
+
+    world.engine.dispose()
+
+
 REPLACEABLE = () if sessions.usual in {"lite", "plain"} else ("postgres",)
 """Read-only in Flask-SQLAlchemy-Lite, and of the view's own where the extension is given a session."""
 
 ARRANGED = {
-    "a connection that commits by itself, in the pool before": {"prelude": writes_by_itself},
-    "a connection that commits by itself, in the pool after": {
-        "teardown": writes_by_itself,
-        "pool": 2,
-    },
     "autocommit at connect": {"setup": autocommit_at_connect, "expect": SOUND_OR_REFUSED},
     "db.session replaced after init_app": {
         "setup": replaced,
         "teardown": lambda world, _error: world.session.remove(),
-        "expect": SOUND_OR_MISTAKEN,
+        "expect": SOUND_OR_FAILED,
         "stores": REPLACEABLE,
     },
+    "a role chosen at connect": {"setup": role_at_connect},
 }
 for what, options in ARRANGED.items():
     for before in (None, reads):
@@ -92,42 +101,67 @@ def test_an_engine_that_commits_each_statement_is_refused_at_start(options, make
         make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
 
 
-# Binds that are given, and other connections.
+# The engine's map of schemas, and the role that a deferred trigger meets.
 
 
-def audits_by_itself(end):
-    """The row's transaction ends at once, whatever becomes of the view."""
-
-    def view(world):
-        with world.engine.begin() as connection:
-            audits(lambda _: connection)(world)
-            world.session.commit()
-        writes(world)
-        return end(world)
-
-    return view
+def translated(amount):
+    """Into the schema that the map of the engine names."""
+    table = sa.Table("payment", sa.MetaData(), sa.Column("amount", sa.Integer), schema="tenant")
+    return lambda world: world.session.execute(sa.insert(table).values(amount=amount)) and None
 
 
-for end, status in ((commits, 201), (then(rolls_back, rejects), 409), (fails, 500)):
+def of_the_session(world):
+    """Options of one transaction, over the engine's own; it ends with them."""
+    world.session.connection(execution_options={"schema_translate_map": {"tenant": None}})
+
+
+two = then(translated(1), commits, translated(2), commits)
+for what, view, before in (
+    ("of the engine", then(two, translated(3), rolls_back, translated(4), commits), reads),
+    ("of the session over one of the engine", then(of_the_session, two), None),
+    ("of the session before the view over one of the engine", two, of_the_session),
+):
     family.add(
-        f"an audit row on a connection that was given, and {status}",
-        audits_by_itself(end),
-        status=status,
-        pool=2,
-        expect=Either((EQUAL, Refused(besides=("audit",)))),
+        f"a map {what}",
+        view,
+        before=before,
+        engine_options={"execution_options": {"schema_translate_map": {"tenant": "tenant_a"}}},
+        setup=schema_per_tenant,
     )
 
 
-def engine(world):
-    return world.engine
+def writes_who(world):
+    """A deferred trigger notes who the role is then; a constraint is where that may not look."""
+    role_per_tenant(world)
+    world.admin_run("create schema hidden")
+    world.admin_run("create table hidden.a (n int unique deferrable initially deferred)")
+    world.admin_run(
+        "create function who() returns trigger language plpgsql as"
+        " $$ begin insert into audit (text) values (current_user); return null; end $$"
+    )
+    world.admin_run(
+        "create constraint trigger who after insert on payment deferrable initially deferred"
+        " for each row execute function who()"
+    )
+
+
+by_role = then(sends(f"set local role {TENANT}"), pays)
+family.add("a deferred trigger that asks for the role", then(by_role, by_role), setup=writes_who)
+
+# Binds that are given, and other connections.
+
+
+@family(status=500, pool=2, expect=Either((EQUAL, Refused(besides=("audit",)))))
+def an_audit_row_on_a_connection_that_was_given(world):
+    """Its transaction ends at once, whatever becomes of the view."""
+    with world.engine.begin() as connection:
+        audits(lambda _: connection)(world)
+        world.session.commit()
+    then(writes, fails)(world)
 
 
 def strict_engine(world):
     return world.engine.execution_options(isolation_level="SERIALIZABLE")
-
-
-def own(world):
-    return world.session.connection()
 
 
 def by_the_engine(world):
@@ -136,8 +170,8 @@ def by_the_engine(world):
 
 
 for what, audit in {
-    "the engine": audits(engine),
-    "the session's own connection": audits(own),
+    "the engine": audits(lambda world: world.engine),
+    "the session's own connection": audits(lambda world: world.session.connection()),
     "the session's connection by the engine": by_the_engine,
 }.items():
     family.add(f"{what} given as a bind", then(audit, rolls_back, audit, pays))
@@ -172,37 +206,11 @@ def a_transaction_of_what_get_bind_returns(world):
     then(rolls_back, pays)(world)
 
 
-# Sessions of another class on the operation's connection, which is in a savepoint of the session's: by
-# default theirs is one inside. Where without us they would end the session's transaction, they do not.
+def in_two_phases(world):
+    present_session(world.db).twophase = True
 
 
-def works_beside(mode, end):
-    def view(world):
-        writes(world)
-        with orm.Session(bind=own(world), **mode) as inner:
-            inner.add(world.Payment(amount=2))
-            inner.flush()
-            end(inner)
-        world.commit()
-
-    return view
-
-
-def audits_in_flushes(world):
-    @sa.event.listens_for(world.Payment, "before_insert")
-    def audit(_mapper, connection, _payment):
-        with orm.Session(bind=connection) as inner:
-            inner.add(world.Audit(text="paid"))
-            inner.commit()
-
-
-beside = {"status": None, "expect": Either((EQUAL, NothingKept(500)))}
-for mode in ("rollback_only", "create_savepoint"):
-    for end in (bool, orm.Session.commit, orm.Session.rollback):
-        view = works_beside({"join_transaction_mode": mode}, end)
-        family.add(f"a session of {mode} that ends by {end.__name__}", view, **beside)
-family.add("a session that commits", works_beside({}, orm.Session.commit), **beside)
-family.add("a session in a mapper's listener", pays, setup=audits_in_flushes)
+family.add("two phases", then(in_two_phases, pays), status=None, expect=NothingKept(500))
 
 # What is left on a session that lives on.
 
@@ -227,12 +235,9 @@ def is_as_it_was(world):
     kept.close()
 
 
-for end, status in ((pays, 201), (then(rolls_back, rejects), 409), (fails, 500)):
-    for when, before, view in (
-        ("in the view", is_as_it_was, then(keeps_the_session, end)),
-        ("before it", then(is_as_it_was, keeps_the_session, reads), end),
-    ):
-        family.add(f"a session kept {when} that ends with {status}", view, before=before, status=status)
+for end, status in ((pays, 201), (fails, 500)):
+    kept = {"before": is_as_it_was, "status": status}
+    family.add(f"a session kept that ends with {status}", then(keeps_the_session, end), **kept)
 
 
 @family.in_every_store()
@@ -243,13 +248,13 @@ def test_sessions_and_engines_are_as_without_us(hold, case, store):
 @pytest.mark.parametrize("store", ["postgres", "hybrid"], indirect=True)
 def test_a_lock_is_not_taken_for_another_ones(world):
     """What an earlier lock in the same transaction left says nothing: here are three jobs in one."""
-    runs, broken, session = [], {"busy"}, sessions.proxy_of(world.db)
+    runs, session = [], sessions.proxy_of(world.db)
 
     def job(key):
         runs.append(key)
         session.add(world.Payment(amount=5, note=key))
         session.commit()
-        if key in broken:
+        if len(runs) == 2:
             raise OSError("as asked")
 
     @world.app.post("/jobs")
@@ -266,32 +271,13 @@ def test_a_lock_is_not_taken_for_another_ones(world):
         return answers
 
     assert world.client.post("/jobs").json == ["done", "OSError", "done"]
-    broken.clear()
     with world.app.app_context(), world.db.engine.connect() as other:
         other.execute(sa.text("select 1 from idempotency_record for update"))
         assert world.client.post("/jobs").json == ["done", "RequestInProgress", "done"]
     assert world.sql("select note from payment") == [("done",)]
     assert world.client.post("/jobs").json == ["done", "busy", "done"]
     assert runs == ["done", "busy", "busy"]
-    assert world.sql("select note from payment order by id") == [("done",), ("busy",)]
     world.assert_clean()
-
-
-def test_a_session_of_two_phases_is_refused(world):
-    @world.app.post("/payments")
-    @idempotent
-    def two_phases():
-        session = present_session(world.db)
-        session.twophase = True
-        session.add(world.Payment(amount=5))
-        session.commit()
-        return {}, 201
-
-    assert (world.post().status_code, world.count()) == (500, 0)
-    world.assert_clean()
-
-
-# Several operations in the one transaction of a test.
 
 
 @pytest.fixture
@@ -310,27 +296,9 @@ def tested(make_world):
     assert world.records() == []
 
 
-def test_two_operations_in_a_tests_transaction_are_two(tested, add_view):
-    runs = add_view(tested)
-    for key in ("a", "b", "a", "b"):
-        assert tested.post(key=key).status_code == 201
-    assert (len(runs), tested.seen()) == (2, 2)
-    assert tested.post(key="a", json={"amount": 6}).status_code == 422
-
-
-def test_a_duplicate_that_the_view_sends_itself_fails_with_it(tested, add_view):
-    inner = []
-    runs = add_view(
-        tested, during=lambda: len(runs) == 1 and inner.append(tested.post(key="a").status_code)
-    )
-    assert tested.post(key="a").status_code == 500
-    assert (runs, inner, tested.seen()) == ([1], [500], 0)
-    assert tested.post(key="a").status_code == 201
-    assert (runs, tested.seen()) == ([1, 2], 1)
-
-
-def test_the_claim_is_outside_of_what_a_failing_view_undoes(tested, add_view):
-    """The second attempt knows that it is one."""
+def test_two_operations_in_a_tests_transaction_are_two_and_know_their_attempts(tested, add_view):
+    """The claim is outside of what a failing view undoes."""
     runs = add_view(tested, during=lambda: 1 / (len(runs) - 1))
-    assert [tested.post(key="a").status_code for _ in range(3)] == [500, 201, 201]
-    assert (runs, tested.seen()) == ([1, 2], 1)
+    assert [tested.post(key=key).status_code for key in "aabab"] == [500, 201, 201, 201, 201]
+    assert (runs, tested.seen()) == ([1, 2, 1], 2)
+    assert tested.post(key="a", json={"amount": 6}).status_code == 422

@@ -12,7 +12,7 @@ from flask import Flask, abort
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event, text
 
-from flask_idempotency import NotAtomic, after_commit, idempotent
+from flask_idempotency import NotAtomic, after_commit, current_operation, idempotent
 
 REQUESTS = ["with a key", "without a key", "unprotected"]
 WAYS = pytest.mark.parametrize("way", REQUESTS)
@@ -51,23 +51,17 @@ def ways(world, function, **options):
 def test_it_comes_after_the_commit_that_others_see(world, pay, look, seen, way, caplog):
     def view():
         pay()
-        world.db.session.flush()
-        after_commit(lambda: seen.append("rolled back"))
-        world.db.session.rollback()
-        pay()
         after_commit(lambda: 1 / 0)  # changes nothing
         after_commit(look)
-        after_commit(lambda: seen.append(world.db.session.get(world.Payment, 2).amount))
-        with world.db.session.begin_nested():
-            pay()
+        after_commit(lambda: seen.append(world.db.session.get(world.Payment, 1).amount))
         assert seen == []
         world.db.session.commit()
-        assert world.db.session.get(world.Payment, 2).amount == 5  # nobody commits this
+        assert world.db.session.get(world.Payment, 1).amount == 5  # nobody commits this
         after_commit(look)
         return {}, 201
 
     assert ways(world, view)(way) == 201
-    assert seen == [2, 5, 2]
+    assert seen == [1, 5, 1]
     assert "a function failed after the commit" in caplog.text
 
 
@@ -124,20 +118,7 @@ def test_what_was_asked_for_before_the_view(world, pay, look, seen, status, atom
     assert seen == ([] if atomic and status == 403 else [1])
 
 
-@KINDS
-def test_in_a_run(world, pay, look, seen, atomic):
-    def work():
-        pay()
-        after_commit(look)
-        world.db.session.commit()
-        seen.append("committed")
-
-    with world.app.app_context():
-        world.idempotency.run("a", work, scope="alice", name="work", atomic=atomic)
-    assert seen == ["committed", 1]
-
-
-def test_in_a_job_or_a_command(world, pay, look, seen):
+def test_in_a_command(world, pay, look, seen):
     with world.app.app_context():
         with world.db.session.begin():
             pay()
@@ -173,7 +154,7 @@ def test_what_cannot_be_called(world, inside):
 
 
 @KINDS
-def test_in_a_thread_that_outlives_the_operation(world, pay, seen, atomic):
+def test_in_a_thread_that_outlives_the_operation(world, seen, atomic):
     """The thread has a copy of the context, in which the operation still is the innermost."""
     ended, late = threading.Event(), []
 
@@ -211,3 +192,99 @@ def test_where_the_extension_is_not_set_up(seen):
         assert seen == ["no application"]
         db.session.commit()
     assert seen == ["no application", "committed"]
+
+
+class Oops(Exception):
+    pass
+
+
+@pytest.fixture
+def does(world, seen):
+    """Runs a program: parentheses are savepoints, ``!`` undoes one, other words rows that ask."""
+    session, nested = world.db.session, []
+
+    def ask(what):
+        if what != "rowless":
+            session.add(world.Payment(amount=5, note=what))
+        after_commit(lambda: seen.append(what))
+
+    def does(program):
+        for word in program.split():
+            if word == "(":
+                nested.append(session.begin_nested())
+            elif word in (")", "!"):
+                savepoint = nested.pop()
+                savepoint.commit() if word == ")" else savepoint.rollback()
+            elif word == "fail":
+                raise Oops
+            elif word in ("commit", "flush", "rollback", "connection"):
+                getattr(session, word)()
+            else:
+                ask(word)
+
+    return does
+
+
+@pytest.fixture
+def called(world, seen):
+    """Checks that exactly these were called, each once, and that exactly their rows are there."""
+
+    def check(words):
+        notes = [note for (note,) in world.sql("select note from payment")]
+        assert (seen, sorted(notes)) == (words.split(), sorted(words.split()))
+        world.assert_clean()
+
+    return check
+
+
+CALLED = {
+    "undone flush rollback done commit": "done",
+    "before ( undone flush ! after commit": "before after",
+    "connection ( rowless ! done commit": "done",
+    "( done ) commit": "done",
+    "( outer ( undone ! again ) commit": "outer again",
+    "( first ) ( undone ! commit": "first",
+    "first commit ( undone ! second commit": "first second",
+    "( done commit undone flush rollback commit": "done",  # that ends the savepoint, too
+}
+
+
+@pytest.mark.parametrize("way", [*REQUESTS, "with a key, leased", "in a run"])
+@pytest.mark.parametrize(("program", "words"), CALLED.items())
+def test_it_goes_with_the_savepoint_that_it_was_asked_in(program, words, way, world, does, called):
+    if way == "in a run":
+        with world.app.app_context():
+            for _ in range(2):
+                world.idempotency.run("1", does, program, scope="s", name="job")
+    else:
+        post = ways(world, lambda: does(program) or {}, atomic="leased" not in way)
+        for _ in range(2 if "with a key" in way else 1):
+            post(way.partition(",")[0])
+    called(words)
+
+
+FAILS = "undone flush fail"
+STEPS = {
+    "a step that fails": ([("one", FAILS)], "done commit", "done"),
+    "one that is tried again": ([("one", FAILS), ("one", "done commit")], "", "done"),
+    "one that undoes a part": ([("one", "before ( undone ! after commit")], "", "before after"),
+    "one after another": ([("one", "done commit"), ("two", FAILS)], "", "done"),
+}
+
+
+@KINDS
+@pytest.mark.parametrize(("steps", "after", "words"), STEPS.values(), ids=STEPS)
+def test_it_goes_with_the_step_that_failed(steps, after, words, atomic, world, does, called):
+    def view():
+        for name, program in steps:
+            try:
+                current_operation.step(name, does, program, atomic=atomic)
+            except Oops:
+                if not atomic:
+                    world.db.session.rollback()
+        does(after)
+        return {}, 201
+
+    post = ways(world, view, atomic=False)
+    assert [post("with a key") for _ in range(2)] == [201] * 2
+    called(words)
