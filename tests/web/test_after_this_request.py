@@ -1,7 +1,7 @@
 """``flask.after_this_request``: what the view registers belongs to the stored response."""
 
 import pytest
-from flask import Response, after_this_request, has_request_context
+from flask import Response, after_this_request
 
 from flask_idempotency import idempotent
 
@@ -101,21 +101,3 @@ def test_what_is_registered_before_the_view_or_above_it_runs_on_every_response(s
     first, again = shop.post(), shop.post()
     assert ran(first) == ["view 1", "before 2", "above 3", "later 4"]
     assert ran(again) == ["view 1", "before 5", "above 6", "later 7"]
-
-
-def test_what_a_function_of_run_registers_is_for_the_requests_own_response(shop):
-    """Its result is no response: there is nothing that it could be stored with."""
-
-    def send():
-        if has_request_context():
-            shop.register("run", lambda response: Response("changed by run", 202))
-        return "sent"
-
-    @shop.app.post("/invoices")
-    def view():
-        shop.register("view")
-        return shop.idempotency.run("key-1", send, scope="alice", name="invoice")
-
-    first, again = shop.post("/invoices"), shop.post("/invoices")
-    assert (first.text, first.status_code) == ("changed by run", 202)
-    assert (again.text, ran(again)) == ("sent", ["view 3"])

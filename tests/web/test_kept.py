@@ -1,11 +1,9 @@
 """Which responses are kept, and that the view's writes are there if and only if its response is."""
 
-import functools
-
 import pytest
 from flask import abort
 
-from flask_idempotency import after_commit, current_operation, idempotent
+from flask_idempotency import current_operation, idempotent
 
 KEPT = [200, 204, 303, 400, 402, 404, 407, 409, 424, 426, 428, 430, 499]
 NOT_KEPT = [401, 403, 408, 425, 429, 500, 503, 599]
@@ -114,18 +112,3 @@ def test_what_ends_without_a_response_keeps_nothing_and_the_next_try_runs(app, w
     assert world.post().status_code == 201
     assert world.post().headers["Idempotent-Replayed"] == "true"
     assert (runs, world.count()) == ([1, 2], 1)
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_what_follows_the_commit_is_no_part_of_the_operation(app, world, atomic):
-    mails = []
-
-    @app.post("/payments")
-    @idempotent(atomic=atomic)
-    def pay():
-        mail = functools.partial(mails.append, 1)
-        after_commit(lambda: world.idempotency.run("mail-1", mail, name="mail", scope=None))
-        return {}, 201
-
-    assert world.post().status_code == 201
-    assert mails == [1]

@@ -21,21 +21,6 @@ def test_after_its_time_a_key_is_as_new(world, add_view):
     assert (runs, len(world.records())) == ([1, 1], 1)
 
 
-@BOTH
-def test_an_operation_that_outlives_its_time_still_counts_once(
-    app, world, add_view, gate, background, assert_problem
-):
-    runs = add_view(world, ttl=1, during=gate)
-    first = background(world.post)
-    gate.wait_until_reached()
-    world.sql("select pg_sleep_until(max(expires_at) + interval '10 ms') from idempotency_record")
-    assert_problem(world.post(), 409, "request-in-progress", retry=True)
-    gate.open()
-    assert first.result().status_code == 201
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-    assert runs == [1]
-
-
 @pytest.mark.parametrize(
     ("config", "options", "seconds"),
     [

@@ -124,7 +124,8 @@ def test_the_span_of_a_request_says_what_became_of_it(make_traced, spans, view, 
     """A replay links to the trace of the first run, which no client sees. A rejection is no error."""
     world = make_traced(**config)
     add(world, view)
-    answers = [world.post(key=key) for key in ("a", "a", None)]
+    sent = {"user": "canary", "json": {"canary": "canary"}}
+    answers = [world.post(key=key, **sent) for key in ("canary", "canary", None)]
     first, replay, rejected = spans()
     facts = {"operation": "pay", "attempt": 1, "decided_by": "records"}
     facts["id"] = world.records()[0].key.hex()[:SHOWN]
@@ -132,23 +133,12 @@ def test_the_span_of_a_request_says_what_became_of_it(make_traced, spans, view, 
     assert ours(replay) == {**facts, "outcome": "replayed"}
     assert ours(rejected) == {"operation": "pay", "outcome": "rejected", "problem": "key-required"}
     assert {span.status.status_code for span in spans()} == {StatusCode.UNSET}
+    assert "canary" not in "".join(span.to_json() for span in spans())
     assert is_linked(replay, first)
     assert first.links == rejected.links == rejected.events == ()
     assert answers[1].headers["Idempotent-Replayed"] == "true"
     if config:
         assert "trace" not in str([answer.headers for answer in answers]).lower()
-
-
-@pytest.mark.parametrize("line", ["", "nonsense", f"00-{0:032x}-{0:016x}-01"])
-def test_a_trace_that_cannot_be_read_is_no_link(traced, spans, line):
-    add(traced)
-    traced.post()
-    traced.sql(
-        "update idempotency_record set headers = cast(:lines as json)",
-        lines=f'[["flask-idempotency-traceparent", "{line}"]]',
-    )
-    assert traced.post().headers["Idempotent-Replayed"] == "true"
-    assert spans()[1].links == ()
 
 
 def test_an_observed_request_says_what_would_have_become_of_it(make_traced, spans):
@@ -257,20 +247,6 @@ def test_without_a_sampled_span_nothing_is_told_or_stored(
     assert [world.post().json for _ in range(2)] == [{"paid": 5}] * 2
     assert exporter.get_finished_spans() == ()
     assert "traceparent" not in str(world.records()[0])
-
-
-def test_neither_key_nor_scope_nor_body_is_on_a_span(traced, exporter):
-    def pay():
-        current_operation.step("charge", lambda value: {"canary": value}, "canary")
-        return {"canary": 1}, 201, {"X-Canary": "canary"}
-
-    add(traced, pay, atomic=False)
-    for sent in ({"canary": 1}, {"canary": 1}, {"canary": 2}):
-        traced.post(key="canary-key", user="canary-user", json=sent)
-    exported = "".join(span.to_json() for span in exporter.get_finished_spans())
-    for outcome in "executed", "replayed", "rejected":
-        assert outcome in exported
-    assert "canary" not in exported
 
 
 def test_every_signal_of_an_operation_is_heard(traced, make_world):

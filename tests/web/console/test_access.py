@@ -66,13 +66,6 @@ def test_what_only_looks_true_lets_nobody_in(client_of):
             client.get("/operations/")
 
 
-def test_authorize_may_be_async_and_true(client_of):
-    async def authorize():
-        return True
-
-    assert client_of(authorize).get("/operations/records").status_code == 200
-
-
 def test_there_is_no_console_without_authorize_or_the_extension():
     with pytest.raises(TypeError, match="authorize"):
         Idempotency().console_blueprint()
@@ -114,13 +107,11 @@ SHOP = "https://shop.example:8443"
         ({"Sec-Fetch-Site": "same-site"}, None, 403),
         ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, None, 403),
         ({"Sec-Fetch-Site": "none"}, None, 403),
-        ({"Sec-Fetch-Site": ""}, None, 403),
         ({"Origin": "https://localhost"}, None, 403),
         ({"Origin": "http://localhost:8080"}, None, 403),
         ({"Origin": "http://localhost.evil.example"}, None, 403),
         ({"Origin": "null"}, None, 403),
         ({"Origin": "https://shop.example"}, SHOP, 403),
-        ({"Origin": SHOP.replace("https", "http")}, SHOP, 403),
     ],
 )
 def test_a_form_is_taken_from_a_page_of_the_same_origin_only(world, completed, headers, base, status):
@@ -137,27 +128,26 @@ def test_a_mounted_application_has_its_links_below_the_mount(world):
     assert 'href="/shop/operations/records"' in world.client.get("/operations/", **page).text
 
 
-def test_the_views_of_the_console_are_not_protected_by_protect(world):
-    world.idempotency.protect(world.app)
-    headers = {**OURS, "X-Operator": "ada"}
-    response = world.client.post("/operations/records", data={"digits": DIGITS}, headers=headers)
-    assert response.status_code == 404, "no 400 without a key"
-
-
-def test_beside_flask_wtf_the_blueprint_is_exempt_from_its_check(make_world):
+def test_protect_leaves_the_console_out_and_flask_wtf_may(make_world):
     world = make_world(SECRET_KEY="of Flask-WTF")
     blueprint = world.idempotency.console_blueprint(authorize=lambda: True)
     world.app.register_blueprint(blueprint)
+    world.idempotency.protect(world.app)
     csrf = CSRFProtect(world.app)
     assert world.client.post("/operations/records", **SOUGHT).status_code == 400
     csrf.exempt(blueprint)
-    assert world.client.post("/operations/records", **SOUGHT).status_code == 404
+    assert world.client.post("/operations/records", **SOUGHT).status_code == 404, "no 400: no key"
 
 
 def test_two_consoles_of_one_application_have_their_own_doors(make_world):
+    """Either may be async."""
     world = make_world()
-    for name, door in ("open", True), ("closed", False):
-        blueprint = world.idempotency.console_blueprint(authorize=lambda door=door: door, name=name)
+
+    async def opens():
+        return True
+
+    for name, door in ("open", opens), ("closed", lambda: False):
+        blueprint = world.idempotency.console_blueprint(authorize=door, name=name)
         world.app.register_blueprint(blueprint)
     assert world.client.get("/open/records").status_code == 200
     assert world.client.get("/closed/records").status_code == 403

@@ -7,8 +7,10 @@ from flask_idempotency import current_operation, idempotent
 
 
 @pytest.fixture
-def config():
-    return {}
+def config(store, tmp_path, redis_server):
+    url = {"IDEMPOTENCY_REDIS_URL": redis_server.url, "IDEMPOTENCY_REDIS_PREFIX": tmp_path.name}
+    file = {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"}
+    return {"redis": url, "sql": file}.get(store, {})
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
-from flask import after_this_request, got_request_exception
+from flask import after_this_request
 
 from flask_idempotency import NotAtomic, Retryable, current_operation
-from tests.drivers import EACH
 from tests.killed import Killed
 from tests.log import ours
 from tests.web.leased.records import kill
@@ -39,18 +38,6 @@ def test_a_response_is_stored_whatever_it_says(world, add, does, status, state):
     assert (first.status_code, retry.status_code) == (status, status)
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert (runs, world.records()[0].state) == ([1], state)
-
-
-@EACH
-def test_the_engines_listeners_hear_only_what_the_view_sent(world, add):
-    """Whether it left changes is asked below them, and below what an agent for tracing hears."""
-    heard = []
-    add(lambda: world.db.session.execute(sa.text("select 1")) and {})
-    with world.app.app_context():
-        hear = lambda _connection, _cursor, statement, *_more: heard.append(statement)  # noqa: E731
-        sa.event.listen(world.db.engine, "before_cursor_execute", hear)
-    assert world.post().status_code == 201
-    assert heard == ["select 1"]
 
 
 def test_a_failure_is_an_error_of_the_log_that_names_the_finished_steps(world, add, caplog):
@@ -103,12 +90,7 @@ def test_what_says_nothing_of_the_operation_frees_the_key(world, add, assert_pro
 @pytest.mark.parametrize("status", [201, 409])
 def test_what_a_teardown_would_commit_is_undone_before_it(world, add, status, caplog):
     """It comes when the response is stored."""
-
-    @world.app.teardown_request
-    def commit(error):
-        if error is None:
-            world.db.session.commit()
-
+    world.app.teardown_request(lambda _error: world.db.session.commit())
     add(lambda: world.db.session.add(world.Payment(amount=1)) or ({}, status))
     assert world.post().status_code == status
     assert "left changes it did not commit; they are undone" in caplog.text
@@ -148,25 +130,17 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("sorry", [None, lambda _error: ({"sorry": True}, 500), lambda _error: 1 / 0])
+@pytest.mark.parametrize("sorry", [lambda _error: ({"sorry": True}, 500), lambda _error: 1 / 0])
 def test_a_mistake_after_the_view_is_stored_as_the_response_that_flask_gives_it(
     app, world, add, mistake, sorry
 ):
     """The view has charged before it failed: it must not run again because a template is wrong."""
     does, handler = MISTAKES[mistake]
     app.register_error_handler(LookupError, handler)
-    if sorry:
-        app.register_error_handler(500, sorry)
-    heard = []
-    got_request_exception.connect(hear := lambda _app, exception: heard.append(exception), app)
-    runs = add(does, on_interrupted="retry")
-    replies = []
+    app.register_error_handler(500, sorry)
+    runs, replies = add(does, on_interrupted="retry"), []
     for _ in range(3):
         with suppress(ZeroDivisionError):  # of the handler for 500
-            replies.append(world.post())
-    assert [reply.status_code for reply in replies] == [500] * len(replies)
-    assert len(replies) >= 2
-    if sorry and len(replies) == 3 and does is fail:
-        assert {reply.get_data(as_text=True) for reply in replies} == {'{"sorry":true}\n'}
-    assert (runs, world.records()[0].state, len(heard)) == ([1], "failed", 1)
-    del hear
+            replies.append(world.post().status_code)
+    assert replies in ([500] * 3, [500] * 2)
+    assert (runs, world.records()[0].state) == ([1], "failed")

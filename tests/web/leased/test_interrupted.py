@@ -91,20 +91,6 @@ def test_the_application_may_find_out_what_came_of_it(app, world, add, found, wh
         assert world.post().json == FOUND[0]
 
 
-def test_what_was_found_is_stored_although_it_has_left_changes(world, add, caplog):
-    """As with a view that does: they are undone, and the log says so."""
-
-    def find_out(_operation):
-        world.db.session.add(world.Payment(amount=5))
-        return FOUND
-
-    add(ending(Killed), on_interrupted=find_out)
-    kill(world)
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
-    assert (world.records()[0].state, world.count()) == ("completed", 0)
-    assert caplog.text.count("left changes it did not commit") == 1
-
-
 def test_what_the_application_found_out_may_be_a_step(world, add):
     death = ending(Killed, None)
     add(

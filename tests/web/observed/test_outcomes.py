@@ -54,20 +54,15 @@ SITUATIONS = {
     "changed": ({}, [201], [{}, OTHER], ["executed", ("rejected", "key-reused")]),
     "too long": ({}, [201], [{"data": b"x" * 2000}], [("rejected", "body-too-large")]),
     "no JSON": ({"fingerprint": "json"}, [201], [BROKEN], [("rejected", "body-malformed")]),
-    "no JSON, as bytes": ({}, [201], [BROKEN], ["executed"]),
     "no key is required": ({"required": False}, [201], [{"key": None}], ["unprotected"]),
     "an old key": (
         {"refuse_old_keys": True, "ttl": 60}, [201], [OLD, {}],
         [("rejected", "key-expired"), "executed"],
     ),
-    "no birth": (
-        {"refuse_old_keys": "require"}, [201], [{}], [("rejected", "key-malformed")],
-    ),
     "a forbidden replay": (
         {"authorize_replay": lambda _: False}, [201], [{}, {}],
         ["executed", ("rejected", "replay-forbidden")],
     ),
-    "503": ({}, [503], [{}, {}], ["rolled_back"] * 2),
     "403": ({}, [Forbidden()], [{}, {}], ["rolled_back"] * 2),
     "an error": ({}, [LookupError("canary")], [{}, {}], ["rolled_back"] * 2),
     "a problem of ours": ({}, [KeyReused()], [{}], ["executed"]),
@@ -183,26 +178,6 @@ def test_what_was_observed_does_not_count_once_it_is_enforced(make_world, world,
     again = add_view(enforcing)
     replays = [enforcing.post().headers.get("Idempotent-Replayed") for _ in range(2)]
     assert (replays, runs, again) == ([None, "true"], [0], [1])
-
-
-def test_a_mistake_is_logged_and_not_raised(make_world, redis_server, heard, caplog):
-    """One in the set-up, and an option that the store does not support."""
-    world = make_world(
-        IDEMPOTENCY_ENFORCE=False,
-        IDEMPOTENCY_STORE="redis",
-        IDEMPOTENCY_REDIS_PREFIX="shop:",
-        IDEMPOTENCY_REDIS_URL=redis_server.url,
-    )
-
-    def plain():
-        return "", 201
-
-    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
-    world.app.add_url_rule("/orders", "order", plain, methods=["POST"])
-    idempotent(plain)
-    assert world.post().status_code == world.post("/orders").status_code == 201
-    assert "operation pay: pay is atomic, which the store 'redis' cannot be" in caplog.text
-    assert "is not protected by its @idempotent" in caplog.text
 
 
 @pytest.mark.parametrize(("store", "expected"), [("hybrid", "executed"), ("redis", "unknown")])
