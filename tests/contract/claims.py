@@ -31,6 +31,11 @@ def again(claim: Claim) -> Claim:
     return replace(claim, owner=secrets.token_urlsafe(16))
 
 
+def is_refused(got: object) -> bool:
+    """Return True if a claim did not get the operation: the record that is there instead, or None."""
+    return got is None or isinstance(got, Record)
+
+
 def stored_record(records: Records, claim: Claim) -> Record:
     """The record, which is there."""
     record = records.look(claim.key)

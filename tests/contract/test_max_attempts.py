@@ -24,7 +24,7 @@ from flask_idempotency.core.ports import Lock
 from flask_idempotency.core.records import Sealer
 from tests.contract import test_requests
 from tests.contract.claims import RESPONSE, a_claim, again
-from tests.contract.test_requests import TRANSACTIONAL, Shop
+from tests.contract.test_requests import STORES, TRANSACTIONAL, Shop
 from tests.killed import Killed
 
 store, shop = test_requests.store, test_requests.shop
@@ -54,58 +54,46 @@ def add(shop):
 
 
 @pytest.fixture
-def command(shop):
-    def command(*arguments):
-        result = shop.app.test_cli_runner().invoke(cli, arguments)
-        assert result.exit_code == 0, result.output
-        return result.output
+def post(shop):
+    """Sends the request; returns whether it is held. Anything else is a run's own failure."""
 
-    return command
+    def post():
+        try:
+            response = shop.post()
+        except Killed:
+            return False
+        if response.status_code == 409:
+            assert response.json["type"] == INTERRUPTED
+            assert "an operator must decide" in response.json["detail"]
+            assert "Retry-After" not in response.headers
+        return response.status_code == 409
 
-
-def release(command):
-    (record,) = json.loads(command("list", "--json"))
-    assert record["state"] == "interrupted"
-    command("release", "--why=asked", record["key"])
-
-
-def is_given_up(response):
-    """Whether it is held; anything else is a run's own failure."""
-    if response.status_code == 409:
-        assert response.json["type"] == INTERRUPTED
-        assert "an operator must decide" in response.json["detail"]
-        assert "Retry-After" not in response.headers
-    return response.status_code == 409
+    return post
 
 
-@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
-def test_an_atomic_view_that_fails_each_time_is_run_so_often_and_then_held(shop, add):
-    runs = add(max_attempts=MOST)
-    told = [is_given_up(shop.post()) for _ in range(MOST + 2)]
-    assert told == [False] * MOST + [True, True]
+LEASED = {"atomic": False}
+
+
+@pytest.mark.parametrize(
+    ("store", "fails", "options"),
+    [
+        *((store, RuntimeError, {}) for store in TRANSACTIONAL),
+        *((store, Retryable, LEASED) for store in STORES),
+        *((store, Killed, {**LEASED, "on_interrupted": "retry"}) for store in STORES),
+    ],
+    indirect=["store"],
+)
+def test_a_view_that_fails_frees_its_key_or_dies_is_run_so_often_and_then_held(
+    shop, add, post, fails, options
+):
+    runs = add(fails, max_attempts=MOST, **options)
+    assert [post() for _ in range(MOST + 2)] == [False] * MOST + [True, True]
     assert runs == list(range(1, MOST + 1))
     assert shop.post(json={"other": 1}).status_code == 422
 
 
-def test_a_view_that_frees_its_key_each_time_is_run_so_often_and_then_held(shop, add):
-    runs = add(Retryable, max_attempts=MOST, atomic=False)
-    told = [is_given_up(shop.post()) for _ in range(MOST + 2)]
-    assert told == [False] * MOST + [True, True]
-    assert runs == list(range(1, MOST + 1))
-
-
-def test_a_view_that_dies_each_time_is_not_retried_for_ever(shop, add):
-    runs = add(Killed, max_attempts=MOST, atomic=False, on_interrupted="retry")
-    for _ in range(MOST):
-        with pytest.raises(Killed):
-            shop.post()
-    assert is_given_up(shop.post())
-    assert is_given_up(shop.post())
-    assert runs == list(range(1, MOST + 1))
-
-
 @pytest.mark.parametrize("most", [1, 3])
-def test_however_many_retry_at_once_it_is_not_run_once_more(shop, add, most):
+def test_however_many_retry_at_once_it_is_not_run_once_more(shop, add, post, most):
     runs = add(RuntimeError if shop.atomic else Retryable, max_attempts=most)
     barrier = threading.Barrier(CLIENTS)
 
@@ -122,7 +110,7 @@ def test_however_many_retry_at_once_it_is_not_run_once_more(shop, add, most):
     # An attempt may lose its operation to the next one before its view begins; never the last one.
     assert 1 <= len(runs) <= most
     assert runs[-1] == most
-    assert is_given_up(shop.post())
+    assert post()
 
 
 @pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
@@ -141,7 +129,7 @@ def test_the_last_attempt_that_is_allowed_is_not_given_up_while_it_runs(shop):
         assert shop.post().json["type"].endswith("request-in-progress")
         go_on.set()
         assert first.result().status_code == 201
-    assert shop.post().headers["Idempotent-Replayed"] == "true"
+    assert [shop.post().headers["Idempotent-Replayed"] for _ in range(2)] == ["true"] * 2
 
 
 class LateStart:
@@ -172,21 +160,16 @@ def test_an_attempt_that_begins_just_now_is_not_given_up(shop):
     assert engine.decide(again(claim)).response == RESPONSE
 
 
-def test_an_operator_lets_it_run_so_often_again(shop, add, command):
+def test_an_operator_lets_it_run_so_often_again(shop, add, post):
+    run = shop.app.test_cli_runner().invoke
     runs = add(RuntimeError if shop.atomic else Retryable, max_attempts=2)
     for rounds in 1, 2:
-        assert [is_given_up(shop.post()) for _ in range(4)] == [False, False, True, True]
+        assert [post() for _ in range(4)] == [False, False, True, True]
         assert len(runs) == 2 * rounds
         assert runs == sorted(set(runs)), "no two attempts carry one number"
-        (listed,) = json.loads(command("list", "--json"))
+        (listed,) = json.loads(run(cli, ["list", "--json"]).output)
         assert listed["state"] == "interrupted"
-        release(command)
-
-
-def test_what_succeeds_in_time_is_replayed_for_ever(shop, add):
-    runs = add(None, max_attempts=1)
-    assert [shop.post().json for _ in range(3)] == [{"runs": 1}] * 3
-    assert runs == [1]
+        assert run(cli, ["release", "--why=asked", listed["key"]]).exit_code == 0
 
 
 def test_outside_of_a_request_too(shop):
@@ -196,17 +179,14 @@ def test_outside_of_a_request_too(shop):
         runs.append(current_operation.attempt)
         raise Retryable
 
-    def run():
-        shop.idempotency.run("key", work, name="work", atomic=shop.atomic, max_attempts=2)
-
     with shop.app.app_context():
         for expected in (Retryable, Retryable, OperationInterrupted, OperationInterrupted):
             with pytest.raises(expected):
-                run()
+                shop.idempotency.run("key", work, name="work", atomic=shop.atomic, max_attempts=2)
     assert runs == [1, 2]
 
 
-@pytest.mark.parametrize("store", ["hybrid", "postgres", "sql"], indirect=True)
+@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
 def test_a_worker_that_is_killed_in_each_attempt_dies_so_often(shop, store, redis_server):
     arguments = store, str(shop.app.config["SQLALCHEMY_DATABASE_URI"]), redis_server.url, str(MOST)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -85,36 +85,28 @@ def test_it_runs_once_and_replays(shop):
 
     shop.view(view)
     first, retry = shop.post(), shop.post()
-    assert (first.data, first.status_code) == (b"\x00\xff", 201)
-    assert (retry.data, retry.status_code) == (b"\x00\xff", 201)
-    assert first.headers.getlist("X-A") == retry.headers.getlist("X-A") == ["1", "2"]
+    for response in first, retry:
+        assert (response.data, response.status_code) == (b"\x00\xff", 201)
+        assert response.headers.getlist("X-A") == ["1", "2"]
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert shop.post(json={"other": 1}).status_code == 422
     assert (runs, shop.count()) == ([1], 1)
 
 
-def test_many_at_once_run_once(shop):
+@pytest.mark.parametrize("keys", [1, 4])
+def test_many_at_once_run_once_for_each_key(shop, keys):
     barrier = threading.Barrier(CLIENTS)
     shop.view(lambda: (shop.pay(), ({}, 201))[1])
 
-    def client(_number):
+    def client(number):
         barrier.wait(10)
-        return shop.post().status_code
+        return shop.post(f"key-{number % keys}").status_code
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         statuses = set(pool.map(client, range(CLIENTS)))
     assert statuses <= {201, 409}
-    assert shop.post().status_code == 201
-    assert shop.count() == 1
-
-
-def test_many_keys_at_once_run_once_each(shop):
-    shop.view(lambda: (shop.pay(), ({}, 201))[1])
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        statuses = list(pool.map(lambda n: shop.post(f"key-{n % 4}").status_code, range(CLIENTS)))
-    assert set(statuses) <= {201, 409}
-    assert [shop.post(f"key-{n}").status_code for n in range(4)] == [201] * 4
-    assert shop.count() == 4
+    assert [shop.post(f"key-{n}").status_code for n in range(keys)] == [201] * keys
+    assert shop.count() == keys
 
 
 def test_a_duplicate_is_refused_while_the_first_runs(shop):
@@ -151,35 +143,42 @@ def test_an_error_rolls_everything_back_and_the_retry_runs(shop):
     assert shop.count() == 1
 
 
-@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
-def test_a_transaction_ended_past_us_is_no_success(shop):
-    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
-
-    def view():
-        shop.pay()
-        try:
-            shop.db.session.execute(sa.text("COMMIT"))
-        except (NotAtomic, sa.exc.SQLAlchemyError):
-            shop.db.session.rollback()
-            raise
-        return {}, 201
-
-    shop.view(view)
-    assert shop.post().status_code == 500
-    assert shop.count() == 0
+def end_past_us(shop):
+    try:
+        shop.db.session.execute(sa.text("COMMIT"))
+    except (NotAtomic, sa.exc.SQLAlchemyError):
+        shop.db.session.rollback()
+        raise
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_a_transaction_that_sqlite_itself_rolls_back_commits_nothing_more(shop):
-    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
+def fail(shop):
+    with pytest.raises(sa.exc.SQLAlchemyError):
+        current_operation.connection.execute(sa.text("select * from nowhere"))
+
+
+def let_sqlite_roll_back(shop):
     twice = "insert or rollback into payment (id, note) values (1, 'a'), (1, 'b')"
+    with pytest.raises(sa.exc.SQLAlchemyError):
+        shop.db.session.execute(sa.text(twice))
+    shop.db.session.rollback()
+    shop.pay("after")
+
+
+@pytest.mark.parametrize(
+    ("store", "does"),
+    [
+        *((store, end_past_us) for store in TRANSACTIONAL),
+        ("postgres", fail),
+        ("sql", let_sqlite_roll_back),
+    ],
+    indirect=["store"],
+)
+def test_a_transaction_that_ended_or_failed_in_the_view_is_no_success(shop, does):
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
 
     def view():
         shop.pay("before")
-        with pytest.raises(sa.exc.SQLAlchemyError):
-            shop.db.session.execute(sa.text(twice))
-        shop.db.session.rollback()
-        shop.pay("after")
+        does(shop)
         return {}, 201
 
     shop.view(view)
@@ -187,45 +186,26 @@ def test_a_transaction_that_sqlite_itself_rolls_back_commits_nothing_more(shop):
     assert shop.count() == 0
 
 
-def test_a_failed_transaction_is_no_success(postgres):
-    shop = Shop("postgres", postgres.database("failed"), "", PROPAGATE_EXCEPTIONS=False)
-
-    def view():
-        shop.pay()
-        with pytest.raises(sa.exc.ProgrammingError):
-            current_operation.connection.execute(sa.text("select * from nowhere"))
-        return {}, 201
-
-    shop.view(view)
-    assert shop.post().status_code == 500
-    assert shop.count() == 0
-    with shop.app.app_context():
-        shop.db.engine.dispose()
-
-
 @pytest.mark.parametrize("words", ["COMMIT", "select 1; -- x\nEND"])
-def test_postgres_is_not_told_to_end_the_transaction(words, postgres):
-    shop = Shop("postgres", postgres.database("ended"), "", PROPAGATE_EXCEPTIONS=True)
-
-    def view():
-        shop.pay()
-        shop.db.session.execute(sa.text(words))
-        return {}, 201
-
-    shop.view(view)
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_postgres_is_not_told_to_end_the_transaction(shop, words):
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = True
+    shop.view(lambda: (shop.pay(), shop.db.session.execute(sa.text(words)), ({}, 201))[2])
     with pytest.raises(NotAtomic, match="begins, ends or isolates a transaction"):
         shop.post()
     assert shop.count() == 0
-    with shop.app.app_context():
-        assert shop.db.engine.pool.checkedout() == 0
-        shop.db.engine.dispose()
 
 
-def test_what_is_not_atomic_keeps_its_steps(shop):
+@pytest.mark.parametrize(
+    ("store", "atomic"),
+    [*((store, False) for store in STORES), *((store, True) for store in TRANSACTIONAL)],
+    indirect=["store"],
+)
+def test_what_is_not_atomic_keeps_its_steps_and_their_writes(shop, atomic):
     calls = []
 
     def view():
-        current_operation.step("charge", calls.append, 1)
+        current_operation.step("pay", lambda: calls.append(1) or shop.pay(), atomic=atomic)
         if current_operation.attempt == 1:
             raise SystemExit
         return {"attempt": current_operation.attempt}, 201
@@ -234,26 +214,11 @@ def test_what_is_not_atomic_keeps_its_steps(shop):
     with pytest.raises(SystemExit):
         shop.post()
     assert shop.post().json == shop.post().json == {"attempt": 2}
-    assert calls == [1]
-
-
-@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
-def test_a_step_may_commit_with_its_writes(shop):
-    def view():
-        current_operation.step("pay", shop.pay, atomic=True)
-        if current_operation.attempt == 1:
-            raise SystemExit
-        return {}, 201
-
-    shop.view(view, atomic=False, on_interrupted="retry")
-    with pytest.raises(SystemExit):
-        shop.post()
-    assert shop.post().status_code == 201
-    assert shop.count() == 1
+    assert (calls, shop.count()) == ([1], 1)
 
 
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
-def test_redis_refuses_to_be_atomic(shop, store, tmp_path, redis_server):
+def test_redis_refuses_to_be_atomic(shop):
     shop.view(dict, atomic=True)
     shop.app.config["PROPAGATE_EXCEPTIONS"] = True
     with pytest.raises(ConfigurationError, match="atomic, which the store 'redis' cannot be"):

@@ -3,78 +3,24 @@
 import fakeredis
 import pytest
 import redis
-from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import Idempotency
 from flask_idempotency.stores.redis import RedisRecords
 from tests.contract.suite import StoreContract
+from tests.contract.transactions import AtomicContract
 from tests.drivers import EACH
-from tests.stores import prefix_of
 
 
-def make(tmp_path, **config):
-    app = Flask("shop")
-    app.config.update(SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/shop.db", **config)
-    db = SQLAlchemy(app)
-    Idempotency(app, db, scope=None)
-    with app.app_context():
-        db.create_all()
-    return app
-
-
-class OnSqlite(StoreContract):
-    @pytest.fixture
-    def engine(self, app):
-        with app.app_context():
-            engine = app.extensions["sqlalchemy"].engine
-            yield engine
-            assert engine.pool.checkedout() == 0
-            engine.dispose()
-
-    @pytest.fixture
-    def records(self, app, engine):
-        return app.extensions["idempotency"].records
-
-
-class OnPostgres(StoreContract):
-    @pytest.fixture
-    def engine(self, world):
-        with world.app.app_context():
-            return world.db.engine
-
-    @pytest.fixture
-    def records(self, world):
-        return world.app.extensions["idempotency"].records
-
-
-class TestRedis(OnSqlite):
-    atomic = False
-
-    @pytest.fixture
-    def app(self, tmp_path, redis_server):
-        return make(
-            tmp_path,
-            IDEMPOTENCY_STORE="redis",
-            IDEMPOTENCY_REDIS_URL=redis_server.url,
-            IDEMPOTENCY_REDIS_PREFIX=prefix_of(tmp_path),
-        )
-
-
-class TestRedisWithAClientOfOnesOwn(StoreContract):
-    """Which may be set up to decode all answers, for the application's own use of it."""
-
-    atomic = False
-
-    @pytest.fixture(params=[{"decode_responses": True}, {"protocol": 3}])
+class TestRedis(StoreContract):
+    @pytest.fixture(
+        params=[{}, {"decode_responses": True}, {"protocol": 3}], ids=["usual", "text", "3"]
+    )
     def records(self, request, tmp_path, redis_server):
+        """A client of one's own may decode all answers, for the application's own use of it."""
         with redis.Redis.from_url(redis_server.url, **request.param) as client:
             yield RedisRecords(client, f"{tmp_path.name}:")
 
 
 class TestRedisOnFakeredis(StoreContract):
-    atomic = False
-
     @pytest.fixture
     def records(self):
         client = fakeredis.FakeRedis()
@@ -83,9 +29,15 @@ class TestRedisOnFakeredis(StoreContract):
 
 
 @EACH
-class TestPostgres(OnPostgres):
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+class TestPostgres(AtomicContract):
     """Also the records of ``hybrid``, whose lock is none of a record's business, and of ``sql``."""
 
     @pytest.fixture
-    def store(self):
-        return "postgres"
+    def engine(self, world):
+        with world.app.app_context():
+            return world.db.engine
+
+    @pytest.fixture
+    def records(self, world):
+        return world.app.extensions["idempotency"].records
