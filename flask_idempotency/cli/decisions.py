@@ -10,7 +10,7 @@ from flask import current_app
 
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.operate.decide import Operator, given_response, is_empty, settle, undecided
-from flask_idempotency.operate.erase import erasable, erase
+from flask_idempotency.operate.erase import MOST, erase
 from flask_idempotency.operate.find import Sought, find
 from flask_idempotency.operate.show import look_into, row
 from flask_idempotency.operate.words import records
@@ -134,33 +134,37 @@ def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | 
     if which["scope" if which["key"] is None else "operation"] is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")
     must_ask, state, sought = asks(yes), app_state(current_app), Sought(**which)
-    found = erasable(state, sought)
-    was_found = bool(found.count or found.left.total())
-    if found.count and must_ask:
-        if found.lines:
-            write_rows([row(line) for line in found.lines])
-        write(f"{records(found.count)} to erase. Retries of these requests will run again.")
-        _write_left(found.left)
+    found = sought.lines(state, None, MOST)
+    lines = [line for line in found if not line.stays]
+    left = Counter(line.state for line in found if line.stays)
+    if lines and must_ask:
+        if sought.key is not None:
+            write_rows([row(line) for line in lines])
+        write(f"{records(len(lines))} to erase. Retries of these requests will run again.")
+        _write_left(left, found)
         click.confirm("Erase?", abort=True)
-    erased = erase(state, found, Operator(by, "cli"))
-    found.left["in_progress"] += found.count - erased
+    erased = erase(state, lines, Operator(by, "cli"), sought.operation)
+    left["in_progress"] += len(lines) - erased
     if as_json():
-        write_rows([{"erased": erased, **{state: found.left[state] for state in _WHY_LEFT}}])
-    elif was_found:
+        write_rows([{"erased": erased, **{state: left[state] for state in _WHY_LEFT}}])
+    elif found:
         write(f"{records(erased)} erased")
-        _write_left(found.left)
+        _write_left(left, found)
     else:
         write(sought.nothing_found(state))
-    context.exit(0 if was_found else 1)
+    context.exit(0 if found else 1)
 
 
 _WHY_LEFT = {
     "in_progress": "in progress, or changed since it was counted: run this again later",
     "interrupted": "interrupted: release or resolve it, then run this again",
+    "failed": "failed after a finished step: release or resolve it, then run this again",
 }
 
 
-def _write_left(left: Counter[str]) -> None:
+def _write_left(left: Counter[str], found: list[Line]) -> None:
     for state, why in _WHY_LEFT.items():
         if left[state]:
             write(f"{records(left[state])} left, {why}")
+    if len(found) == MOST:
+        write(f"these are the newest {MOST:,}: run this again for the others")

@@ -14,7 +14,7 @@ from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.records import storable
 from flask_idempotency.operate import decide
 from flask_idempotency.operate.decide import Mistake, settle, undecided
-from flask_idempotency.operate.erase import Erasable, erase
+from flask_idempotency.operate.erase import erase
 from flask_idempotency.operate.find import admin, find
 from flask_idempotency.operate.show import look_into
 from flask_idempotency.stores.admin import Line
@@ -70,8 +70,7 @@ def act(digits: str, action: str) -> Response:
     line = undecided(state, digits, action, token=form.get("seen", ""))
     operator, not_done = access.operator(), "not_done" in form
     if action == "forget":
-        found = Erasable([([line.hash], line.version)], line.operation)
-        if not erase(state, found, operator):
+        if not erase(state, [line], operator, line.operation):
             raise IdempotencyError("This record is in use just now, or gone: nothing was erased.")
         return page("message.html", title="Erased", done="A retry runs the view again.", detail="")
     try:

@@ -247,6 +247,6 @@ def is_empty(response: Response) -> bool:
 
 def _overtaken(now: Line) -> IdempotencyError:
     return IdempotencyError(
-        f"somebody was first: {now.key[:SHOWN]} is {now.state.replace('_', ' ')} now, in attempt"
-        f" {now.attempt}. Nothing was done: look at it again"
+        f"{now.key[:SHOWN]} is {now.state.replace('_', ' ')} now, in attempt {now.attempt}. That is not"
+        " what you have seen, so nothing was done: look at it again"
     )

@@ -91,6 +91,11 @@ class Line:
         """Whether it waits for an operator, or for what ``on_interrupted`` decides."""
         return self.state in WAITING and self.expires is None
 
+    @property
+    def stays(self) -> bool:
+        """Whether it may not be erased: somebody works on it with a lease, or must decide about it."""
+        return self.expires is None and self.state != "observed"
+
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
@@ -110,18 +115,6 @@ class Finding:
     subject: str
     text: str
     remedy: str = ""
-
-
-def finding(
-    good: object,
-    subject: str,
-    text: str,
-    bad: str,
-    remedy: str,
-    level: Literal["advice", "FAILED"] = "FAILED",
-) -> Finding:
-    """Make the finding of a check: ``text`` if it is good, otherwise what is ``bad`` and the remedy."""
-    return Finding("ok", subject, text) if good else Finding(level, subject, bad, remedy)
 
 
 TRIAL = "flask idempotency check"
@@ -152,6 +145,12 @@ def read_time(text: Any) -> Any:
         return text and datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
     except (TypeError, ValueError):
         return str(text)
+
+
+MISSING = (
+    "the table {} is missing or not up to date: run `flask idempotency create-table`, or make a"
+    " migration (the table is part of db.metadata)"
+)
 
 
 def original(error: BaseException | None) -> BaseException | None:

@@ -52,15 +52,10 @@ class Hold:
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
     def __init__(
-        self,
-        messages: Any,
-        claim: Claim,
-        transaction: OperationTransaction,
-        attempt: int,
-        values: dict[str, Any],
+        self, messages: Any, claim: Claim, transaction: OperationTransaction, held: dict[str, Any]
     ) -> None:
         self._messages, self._claim, self.transaction = messages, claim, transaction
-        self.attempt, self._values = attempt, values
+        self.attempt, self._values = int(held["attempt"]), held
         self._began, self._open = time.monotonic(), True
 
     @property
@@ -105,16 +100,13 @@ class Hold:
                 raise NotAtomic("the operation's transaction was rolled back before it was finished")
             if transaction.broken is not None:
                 raise transaction.broken
-            self._commit(self._messages.prepared(template), {**self._values, **values})
+            transaction.commit(self._messages.prepared(template), {**self._values, **values})
         except (exc.SQLAlchemyError, transaction.raw.Error) as error:
             is_lost = transaction.is_lost()
             self.abandon()
             raise self._messages.end_error(error, self._claim, is_lost) from error
         finally:
             self.abandon()
-
-    def _commit(self, text: str, values: dict[str, Any]) -> None:
-        self.transaction.commit(text, values)
 
 
 class Lease:
@@ -217,7 +209,7 @@ class SqlRecords:
         values = {**claim.values(), "seen": as_seen.owner}
         return self._hold(claim, self.messages.sql.take_over, values)
 
-    def _hold(self, claim: Claim, first: str, values: dict[str, Any]) -> Any:
+    def _hold(self, claim: Claim, first: Any, values: dict[str, Any]) -> Any:
         raise NotImplementedError
 
     def _record(self, key: bytes, rows: Any) -> Record | None:

@@ -60,36 +60,24 @@ class _Messages:
             raise self.error(error) from error
 
 
-class _Hold(Hold):
+class _SavepointTransaction(OperationTransaction):
     """An operation, or a step, as a savepoint. That stays when it ends: others may be open in it."""
 
-    def __init__(self, messages: _Messages, claim: Claim, attempt: int) -> None:
-        connection, raw = messages.connection, messages.raw()
-        raw.take(continues=True)
-        raw.send(f"SAVEPOINT {_SAVEPOINT}")
-        has_constraints = connection.dialect.name == "postgresql"
-        transaction = OperationTransaction(connection, raw, deferred=has_constraints, first=None)
-        super().__init__(messages, claim, transaction, attempt, claim.values())
-
-    def _commit(self, text: str, values: dict[str, Any]) -> None:
+    def commit(self, text: str, values: dict[str, Any]) -> None:
         """Leave the connection to the test."""
-        self.transaction.flush()
-        if self.transaction.raw.send(text, values)[1] == 0:
+        self.flush()
+        if self.raw.send(text, values)[1] == 0:
             raise LeaseLost
-        self._leave()
+        self.leave()
+        self.raw.leave()
 
-    def _leave(self) -> None:
-        self._open = False
-        self.transaction.leave()
-        self.transaction.raw.leave()
-
-    def abandon(self) -> None:
+    def end(self) -> None:
         """Undo what the view did, unless it is done."""
-        if self._open:
-            self._leave()
-            raw = self.transaction.raw
-            if not (self.transaction.is_lost() or raw.status() == IDLE):
-                raw.send(f"ROLLBACK TO {_SAVEPOINT}")
+        if not self.is_over:
+            self.leave()
+            self.raw.leave()
+            if not (self.is_lost() or self.raw.status() == IDLE):
+                self.raw.send(f"ROLLBACK TO {_SAVEPOINT}")
 
 
 class RecordsInTest(SqlRecords):
@@ -104,12 +92,20 @@ class RecordsInTest(SqlRecords):
         """Pause: whoever works on the same connection cannot be waited for."""
         time.sleep(min(seconds, 0.01))
 
-    def open_step(self, claim: Claim, _connection: Connection | None) -> _Hold | None:
+    def open_step(self, claim: Claim, _connection: Connection | None) -> Hold | None:
         """A savepoint for one step, if the record is still this claim's."""
-        rows = self.messages.fetch(self.messages.sql.attempt, claim.values())
-        return _Hold(self.messages, claim, rows[0][0]) if rows else None
+        messages, connection = self.messages, self.messages.connection
+        rows = messages.fetch(messages.sql.attempt, claim.values())
+        if not rows:
+            return None
+        raw = messages.raw()
+        raw.take(continues=True)
+        raw.send(f"SAVEPOINT {_SAVEPOINT}")
+        has_constraints = connection.dialect.name == "postgresql"
+        transaction = _SavepointTransaction(connection, raw, deferred=has_constraints, first=None)
+        return Hold(messages, claim, transaction, {**claim.values(), "attempt": rows[0][0]})
 
-    def _hold(self, claim: Claim, first: str, values: dict[str, Any]) -> _Hold | Lease | Record | None:
+    def _hold(self, claim: Claim, first: str, values: dict[str, Any]) -> Hold | Lease | Record | None:
         messages = self.messages
         if transaction_of(messages.connection) is not None:
             if (record := self.look(claim.key)) is not None:

@@ -25,20 +25,20 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
+from flask_idempotency.core.errors import NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import OBSERVED, SEALED_TEXT, Claim, Record, State, legible
 
-from .admin import WAITING, Finding, Line, Overview, finding
-from .holds import Lease
+from .admin import WAITING, Finding, Line, Overview
+from .holds import Hold, Lease, SqlRecords
 from .lock import Client, cause, sender
 from .sql_admin import SqlAdmin
 
-# -> the server's time in milliseconds, and the record with so many bytes of its body
-_READ = """local time, value = redis.call('TIME'), redis.call('GET', KEYS[1]) or ''
-local head = string.find(value, '\\n', 1, true) or 0
-return {time[1] * 1000 + math.floor(time[2] / 1000), string.sub(value, 1, head + ARGV[1])}"""
+# -> the server's time in milliseconds, and the record with so many bytes of its body, or nothing
+_READ = """local time, value = redis.call('TIME'), redis.call('GET', KEYS[1])
+local head = string.find(value or '', '\\n', 1, true) or 0
+return {time[1] * 1000 + math.floor(time[2] / 1000), value and string.sub(value, 1, head + ARGV[1])}"""
 
 _WHOLE = 2**30  # more than Redis takes
 _SEAL_BYTES = 9
@@ -81,10 +81,11 @@ class Stored:
     def read(cls, key: bytes, reply: Any) -> Stored:
         """Read a reply to ``_READ``. Raises ``RecordBroken``."""
         milliseconds, value = reply
+        if value is None:
+            return cls(key, milliseconds / 1000, b"", {})
         head, _, body = value.partition(b"\n")  # JSON has no line break in it
-        fields = dict(json.loads(head)) if value else {}
-        if value:
-            fields["body"] = None if fields["bytes"] is None else body
+        fields = dict(json.loads(head))
+        fields["body"] = None if fields["bytes"] is None else body
         return cls(key, milliseconds / 1000, head, fields)
 
     @legible()
@@ -107,21 +108,14 @@ class Stored:
         """Return what an operator sees of the record, if there is one. Raises ``RecordBroken``."""
         if (record := self.record()) is None:
             return None
-        is_open = record.state is State.IN_PROGRESS
+        fields, name = self.fields, record.name.encode().decode()  # no half of a character
         state = _OPEN.get(situation(record), record.state.value)
-        return Line(
-            self.key,
-            record.name.encode().decode(),  # no half of a character, which nobody can show
-            "observed" if record.owner.startswith(OBSERVED) else state,
-            record.attempt,
-            self.fields["status"],
-            self.fields["bytes"],
-            _time(self.fields["created"]),
-            None if is_open else _time(self.fields["completed"]),
-            _time(self.fields["expires"]),
-            expired=False,
-            version=f"{record.owner} {record.state.value} {self.fields['lease']}",
-        )
+        shown = "observed" if record.owner.startswith(OBSERVED) else state
+        ended = None if record.state is State.IN_PROGRESS else fields["completed"]
+        times = map(_time, (fields["created"], ended, fields["expires"]))
+        version = f"{record.owner} {record.state.value} {fields['lease']}"
+        facts: list[Any] = [record.attempt, fields["status"], fields["bytes"], *times, False, version]
+        return Line(self.key, name, shown, *facts)
 
 
 Statement = Callable[[Stored, Fields], Fields | None]
@@ -142,18 +136,14 @@ def take_over(seen: Stored, values: Fields) -> Fields | None:
 
 
 def _begun(seen: Stored, values: Fields, *, attempt: int) -> Fields:
+    # The "ttl" is for what operators decide: there is no "expires" meanwhile.
     first: Fields = {"created": seen.now, "released_attempt": None, "audit": [], "steps": {}}
     # What was only observed needs nobody's decision: it expires even if it never ends.
     is_observed = values["owner"].startswith(OBSERVED)
-    claim = {
-        **{name: values[name] for name in ("name", "version", "owner")},
-        "digest": values["digest"].hex(),
-        "state": State.IN_PROGRESS.value,
-        "attempt": attempt,
-        "ttl": values["ttl"],  # for what operators decide: it has no "expires" meanwhile
-        "lease": seen.now + (values["lease"] or 0),
-        "expires": seen.now + values["ttl"] if is_observed else None,
-    }
+    claim = {name: values[name] for name in ("name", "version", "owner", "ttl")}
+    claim |= {"digest": values["digest"].hex(), "attempt": attempt, "state": State.IN_PROGRESS.value}
+    claim["lease"] = seen.now + (values["lease"] or 0)
+    claim["expires"] = seen.now + values["ttl"] if is_observed else None
     return first | seen.fields | _EMPTY | claim
 
 
@@ -215,8 +205,8 @@ def settle(seen: Stored, values: Fields) -> Fields | None:
 def erase(seen: Stored, values: Fields) -> Fields | None:
     """No record any more, unless somebody works on it or must decide about it."""
     line = seen.line()
-    is_meant = line is not None and _is_free(line) and values["seen"] in (None, line.version)
-    return {"expires": seen.now} if is_meant else None
+    is_free = line is not None and not line.stays and line.version == values["seen"]
+    return {"expires": seen.now} if is_free else None
 
 
 def _ended(seen: Stored, values: Fields) -> Fields:
@@ -224,15 +214,11 @@ def _ended(seen: Stored, values: Fields) -> Fields:
     return _EMPTY | answer | {"completed": seen.now, "expires": seen.now + values["ttl"]}
 
 
-def _leased(statement: Statement) -> Statement:
-    """Let it change nothing but what is in progress and has a lease of this owner."""
-
-    def checked(seen: Stored, values: Fields) -> Fields | None:
-        held = [seen.fields.get(name) for name in ("owner", "state", "completed")]
-        is_held = held == [values["owner"], State.IN_PROGRESS.value, None]
-        return statement(seen, values) if is_held and seen.fields["lease"] is not None else None
-
-    return checked
+def _is_held(seen: Stored, values: Fields) -> bool:
+    """Return True if it is in progress and has a lease of this owner."""
+    held = [seen.fields.get(name) for name in ("owner", "state", "completed")]
+    is_ours = held == [values["owner"], State.IN_PROGRESS.value, None]
+    return is_ours and seen.fields["lease"] is not None
 
 
 def notes(records: RedisRecords, values: Fields) -> list[tuple[str, str]]:
@@ -250,15 +236,17 @@ def sealed(records: RedisRecords, _values: Fields) -> Iterator[tuple[bytes | Non
             yield None, (step["result"] or "")[: len(SEALED_TEXT) + 12], 1
 
 
-_LEASED = {each.__name__: _leased(each) for each in (finish, end, release, extend, record_step)}
-SQL = SimpleNamespace(note=note, settle=settle, notes=notes, steps=notes, sealed=sealed, **_LEASED)
+_LEASED = (finish, end, release, extend, record_step)
+"""What changes only what its owner has a lease of."""
+
+_STATEMENTS = (*_LEASED, insert, take_over, note, settle, erase, notes, sealed)
+SQL = SimpleNamespace(**{each.__name__: each for each in _STATEMENTS}, steps=notes)
 
 
-class RedisRecords:
+class RedisRecords(SqlRecords):
     """Records in Redis. It sends its statements itself."""
 
     atomic = False
-    one_writer = False
     sql = SQL
 
     def __init__(self, client: Client, prefix: str) -> None:
@@ -281,17 +269,17 @@ class RedisRecords:
         """The record."""
         return self.read(key).record()
 
-    def claim(self, claim: Claim) -> RedisLease | Record | None:
-        """Insert the record, or return the one that is there."""
-        return self._hold(claim, insert, claim.values())
+    def _hold(self, claim: Claim, first: Statement, values: Fields) -> Lease | Record | None:
+        """Commit a statement, and hold the record; or return the one that is there."""
+        seen, changed = self._apply(first, values)
+        return Lease(self, claim, changed["attempt"]) if changed else seen.record()
 
-    def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | Record | None:
-        """Make a record ours whose lease is over or was released, or return the one that is there."""
-        return self._hold(claim, take_over, {**claim.values(), "seen": as_seen.owner})
-
-    def _hold(self, claim: Claim, first: Statement, values: Fields) -> RedisLease | Record | None:
-        seen, changed = self.change(first, values)
-        return RedisLease(self, claim, attempt=changed["attempt"]) if changed else seen.record()
+    def open_step(self, claim: Claim, connection: Any) -> Hold | None:  # noqa: ARG002
+        """There is no transaction that a step could commit with."""
+        raise NotAtomic(
+            "step(..., atomic=True) needs a store that commits with the application's database; the"
+            " store 'redis' does not"
+        )
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Nothing to wait for: every record in progress has a lease."""
@@ -304,11 +292,16 @@ class RedisRecords:
         """Return the rows of a statement that only reads."""
         return statement(self, values)
 
-    def change(self, statement: Statement, values: Fields) -> tuple[Stored, Fields | None]:
-        """Change a record as a statement says; what it was, and what has changed, if anything."""
+    def change(self, statement: Statement, values: Fields) -> int:
+        """Change a record as a statement says; how many have changed."""
+        return self._apply(statement, values)[1] is not None
+
+    def _apply(self, statement: Statement, values: Fields) -> tuple[Stored, Fields | None]:
+        """Change a record; what it was, and what has changed, if anything."""
         while True:
             seen = self.read(values["key"])
-            changes = statement(seen, values)
+            may_change = statement not in _LEASED or _is_held(seen, values)
+            changes = statement(seen, values) if may_change else None
             if changes is None or self._replace(seen, changes):
                 return seen, changes
 
@@ -348,21 +341,6 @@ class RedisRecords:
         return _twice(lambda: self._send(*command)())  # noqa: PLW0108 -- each time anew
 
 
-class RedisLease(Lease):
-    """An operation that is ours while its lease runs."""
-
-    def open_step(self, connection: Any = None) -> Any:  # noqa: ARG002
-        """There is no transaction that a step could commit with."""
-        raise NotAtomic(
-            "step(..., atomic=True) needs a store that commits with the application's database; the"
-            " store 'redis' does not"
-        )
-
-    def _change(self, template: Any, **values: Any) -> None:
-        if self._messages.change(template, {**self._values, **values})[1] is None:
-            raise LeaseLost
-
-
 class RedisAdmin(SqlAdmin):
     """The records in Redis, for an operator: ``SCAN`` finds them, and blocks nobody."""
 
@@ -380,34 +358,15 @@ class RedisAdmin(SqlAdmin):
                 waiting.append(stored.now - stored.fields["created"])
         return Overview(counts, False, len(waiting), max(waiting, default=None), 0, None)
 
-    def lines(
-        self,
-        limit: int,
-        *,
-        start: bytes = b"",
-        tail: bytes = b"",
-        name: str | None = None,
-        state: str | None = None,
-    ) -> list[Line]:
-        """Return the newest records."""
-        named = (line for line, _ in self._messages.scan(start, tail) if name in (None, line.operation))
-        fitting = (line for line in named if state in (None, line.state))
-        return sorted(fitting, key=lambda line: str(line.created), reverse=True)[:limit]
+    def _lines(self, values: Fields) -> list[Line]:
+        found = [line for line, _ in self._messages.scan(values["start"], values["tail"])]
+        found = [line for line in found if values["name"] in (None, line.operation)]
+        found = [line for line in found if values["state"] in (None, line.state)]
+        return sorted(found, key=lambda line: str(line.created), reverse=True)[: values["limit"]]
 
-    def belonging(self, tail: bytes, name: str | None) -> tuple[list[bytes], Counter[str]]:
-        """Return the records of a scope."""
-        scanned = self._messages.scan(tail=tail)
-        lines = [line for line, _ in scanned if name in (None, line.operation)]
-        left = Counter(line.state for line in lines if not _is_free(line))
-        return [line.hash for line in lines if _is_free(line)], left
-
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
-        """Delete what has no lease."""
-        return sum(self._change(erase, key=key, seen=seen) for key in keys)
-
-    def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
+    def _purge(self, messages: Any, batch: int) -> int:  # noqa: ARG002
         """Delete nothing: Redis deletes expired records by itself."""
-        return iter(())
+        return 0
 
     def create(self) -> list[str]:
         """Create nothing: there is no table."""
@@ -416,18 +375,14 @@ class RedisAdmin(SqlAdmin):
     def examine(self) -> Iterator[Finding]:
         """Check what Redis forgets."""
         with suppress(Exception):  # hosted servers and narrow users do not allow INFO
-            memory, disk = map(self._messages.client.info, ("memory", "persistence"))
-            policy = memory.get("maxmemory_policy", "noeviction")
-            bad = f"once it is full it forgets records, and their retries run again ({policy})"
-            good = not memory.get("maxmemory") or policy == "noeviction"
-            remedy = "set maxmemory-policy noeviction"
-            yield finding(good, "memory", "records are not evicted", bad, remedy)
-            bad = "a crash loses the records since the last snapshot, and their retries run again"
-            good = disk.get("aof_enabled") != 0
-            yield finding(good, "persistence", "appendonly", bad, "set appendonly yes", "advice")
-
-    def _change(self, template: Any, **values: Any) -> int:
-        return self._messages.change(template, values)[1] is not None
+            info = self._messages.client.info()
+            yield Finding("ok", "Redis", info["redis_version"])
+            if info["maxmemory"] and (policy := info["maxmemory_policy"]) != "noeviction":
+                bad = f"once it is full it forgets records, and their retries run again ({policy})"
+                yield Finding("FAILED", "memory", bad, "set maxmemory-policy noeviction")
+            if not info["aof_enabled"]:
+                bad = "a crash loses the records since the last snapshot, and their retries run again"
+                yield Finding("advice", "persistence", bad, "set appendonly yes")
 
 
 def _twice(ask: Callable[[], Any]) -> Any:
@@ -441,11 +396,6 @@ def _twice(ask: Callable[[], Any]) -> Any:
             raise RecordBroken from error
         log.error("Redis failed: %s", cause(error))
         raise StoreUnavailable from error
-
-
-def _is_free(line: Line) -> bool:
-    """Return True if nobody works on it, and nobody must decide about it."""
-    return line.state not in ("in_progress", "interrupted") and not line.waits
 
 
 def _time(seconds: float | None) -> Any:

@@ -59,49 +59,43 @@ class Sealed(Sealer):
         """See :class:`Sealer`. The status stays in clear, the rest is in ``body``."""
         lines = json.dumps({"headers": response.headers, "kept": response.body is not None})
         plain = lines.encode() + b"\n" + (response.body or b"")
-        context = _context(claim.key, claim.fingerprint, response.status)
-        return StoredResponse(response.status, None, self._encrypt(plain, context))
+        return StoredResponse(response.status, None, self.seal_bytes(plain, *_bound(claim, response)))
 
     def open(self, response: StoredResponse, record: Record) -> StoredResponse:
         """See :class:`Sealer`."""
         if not response.is_sealed():
             self._check_accepted("response")
             return response
-        context = _context(record.key, record.fingerprint, response.status)
-        lines, _, body = self._decrypt(response.body or b"", context).partition(b"\n")
+        lines, _, body = self.open_bytes(response.body or b"", *_bound(record, response)).partition(
+            b"\n"
+        )
         meta = json.loads(lines)
         headers = tuple((name, value) for name, value in meta["headers"])
         return StoredResponse(response.status, headers, body if meta["kept"] else None)
 
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
         """See :class:`Sealer`."""
-        return self._encrypt(plain, purpose.encode() + b" " + key)
+        header, nonce = SEALED + self.key_ids[0], os.urandom(_NONCE_BYTES)
+        context = header + purpose.encode() + b" " + key
+        return bytes(header + nonce + self._ciphers[self.key_ids[0]].encrypt(nonce, plain, context))
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
         """See :class:`Sealer`."""
+        from cryptography.exceptions import InvalidTag
+
         if not stored.startswith(SEALED):
             self._check_accepted(purpose)
             return stored
-        return self._decrypt(stored, purpose.encode() + b" " + key)
-
-    def _encrypt(self, plain: bytes, context: bytes) -> bytes:
-        header, nonce = SEALED + self.key_ids[0], os.urandom(_NONCE_BYTES)
-        encrypted = self._ciphers[self.key_ids[0]].encrypt(nonce, plain, header + context)
-        return b"".join((header, nonce, encrypted))
-
-    def _decrypt(self, sealed: bytes, context: bytes) -> bytes:
-        """Open what any of the keys has sealed. Raises ``SealBroken`` if none has."""
-        from cryptography.exceptions import InvalidTag
-
-        header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
+        header, nonce = stored[:_HEADER_BYTES], stored[_HEADER_BYTES:][:_NONCE_BYTES]
         cipher = self._ciphers.get(header[len(SEALED) :])
         if cipher is None:
             raise SealBroken(
                 "The stored response is sealed under a key that is not in "
                 "IDEMPOTENCY_ENCRYPTION_KEYS: put that key back at the end of the list."
             )
+        context = header + purpose.encode() + b" " + key
         try:
-            return bytes(cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context))
+            return bytes(cipher.decrypt(nonce, stored[_HEADER_BYTES + _NONCE_BYTES :], context))
         except (InvalidTag, ValueError):  # it was changed, shortened, or is another record's
             raise RecordBroken from None
 
@@ -114,8 +108,10 @@ class Sealed(Sealer):
             )
 
 
-def _context(key: bytes, fingerprint: Fingerprint, status: int) -> bytes:
-    return b"%d %d " % (fingerprint.algorithm, status) + key + fingerprint.digest
+def _bound(of: Claim | Record, response: StoredResponse) -> tuple[bytes, str]:
+    """Return what a response is bound to: its record with the request's fingerprint, and its status."""
+    fingerprint = of.fingerprint
+    return of.key + fingerprint.digest, f"{fingerprint.algorithm} {response.status}"
 
 
 def _key_id(secret: bytes) -> bytes:

@@ -181,21 +181,18 @@ ON CONFLICT (key) DO NOTHING"""
         self.notes = """SELECT CAST(steps AS text), CAST(audit AS text)
   FROM {table} WHERE key = %(key)s"""
 
-        # Those with a lease are few, and those that matter: counted, never estimated.
-        self.overview = f"""{dialect.bounded}WITH sample AS (SELECT {dialect.percent} AS percent),
-     leased AS (SELECT {group}, created_at FROM {{table}} WHERE lease_expires_at IS NOT NULL
-                 ORDER BY lease_expires_at LIMIT {CAPPED}),
-     expired AS (SELECT expires_at FROM {{table}}
-                  WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
-                  ORDER BY expires_at LIMIT {CAPPED})
-SELECT CASE WHEN (SELECT percent FROM sample) < 100 THEN 'estimated' ELSE 'counted' END, {group},
-       CAST(count(*) * 100 / (SELECT percent FROM sample) AS bigint), 0
-  FROM {{table}} {dialect.sample} WHERE lease_expires_at IS NULL GROUP BY 2, 3
- UNION ALL SELECT 'counted', name, state, count(*), 0 FROM leased GROUP BY 2, 3
- UNION ALL SELECT 'waiting', NULL, NULL, count(*), {dialect.oldest.format("created_at")}
-  FROM leased WHERE state IN ('interrupted', 'failed')
- UNION ALL SELECT 'expired', NULL, NULL, count(*), {dialect.oldest.format("expires_at")}
-  FROM expired"""
+        # For an overview. Those with a lease are few, and those that matter: counted, never estimated.
+        self.leased = f"""{dialect.bounded}SELECT name, state, count(*),
+       {dialect.oldest.format("created_at")}
+  FROM (SELECT {group}, created_at FROM {{table}} WHERE lease_expires_at IS NOT NULL
+         ORDER BY lease_expires_at LIMIT {CAPPED}) AS few GROUP BY 1, 2"""
+        self.others = f"""{dialect.bounded}WITH sample AS (SELECT {dialect.percent} AS percent)
+SELECT {group}, count(*), (SELECT percent FROM sample)
+  FROM {{table}} {dialect.sample} WHERE lease_expires_at IS NULL GROUP BY 1, 2"""
+        self.overdue = f"""{dialect.bounded}SELECT count(*), {dialect.oldest.format("expires_at")}
+  FROM (SELECT expires_at FROM {{table}}
+         WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
+         ORDER BY expires_at LIMIT {CAPPED}) AS few"""
 
         # How many responses and steps that a retry may need are encrypted under which key: the first
         # bytes name it, and nine of them are twelve characters of base64.
@@ -203,11 +200,6 @@ SELECT CASE WHEN (SELECT percent FROM sample) < 100 THEN 'estimated' ELSE 'count
   FROM {{table}} WHERE status IS NOT NULL AND NOT {expired} GROUP BY 1
  UNION ALL SELECT NULL, substr({dialect.result}, 1, {len(SEALED_TEXT) + 12}), count(*)
   FROM {{table}}, json_each(steps) AS step WHERE NOT {expired} GROUP BY 2"""
-
-        # Of a scope: the keys of what may be erased, and the rest by state.
-        self.belonging = f"""SELECT CASE WHEN {NO_LEASE} THEN key END,
-       CASE WHEN NOT {NO_LEASE} THEN {state} END, count(*)
-  FROM {{table}} WHERE {of_scope} AND {named} GROUP BY 1, 2"""
 
         # What an operator decides waits for the disk. Another owner: whoever held the record before
         # writes nothing more. The retention begins again, and so does the count of attempts. What is
@@ -225,9 +217,10 @@ SELECT CASE WHEN (SELECT percent FROM sample) < 100 THEN 'estimated' ELSE 'count
  WHERE key = (SELECT key FROM {{table}}
    WHERE key = %(key)s AND {VERSION} = %(seen)s AND {state} IN ('interrupted', 'failed'){skip})"""
 
-        # PostgreSQL has its own for many at a time.
-        self.erase = f"""DELETE FROM {{table}}
- WHERE key = %(key)s AND {NO_LEASE} AND (%(seen)s IS NULL OR {VERSION} = %(seen)s)"""
+        self.erase = f"""DELETE FROM {{table}} WHERE key = (SELECT key FROM {{table}}
+   WHERE key = %(key)s AND {VERSION} = %(seen)s AND {NO_LEASE}{skip})"""
+
+        # PostgreSQL has its own.
         self.purge = f"""DELETE FROM {{table}} WHERE key IN (SELECT key FROM {{table}}
   WHERE {NO_LEASE} AND expires_at <= {now}
   ORDER BY expires_at LIMIT %(batch)s)"""

@@ -11,22 +11,22 @@ import time
 from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Index, Inspector, exc, inspect, text
+from sqlalchemy import Connection, Index, Table, exc, inspect, text
 from sqlalchemy.schema import CreateIndex
 
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.records import SEALED_TEXT, State, StoredResponse, StoredStep, steps_of
 
-from .admin import AuditEntry, Finding, Line, Overview, finding, read_audit, read_time, reason
+from .admin import WAITING, AuditEntry, Finding, Line, Overview, read_audit, read_time, reason
 from .postgres import statements
 from .postgres.errors import LOCK_NOT_AVAILABLE, QUERY_CANCELED
 
 _CREATE = "run `flask idempotency create-table`"
 _MIGRATE = "make a migration (the table is part of db.metadata)"
-_REBUILD = f"{_MIGRATE}; where its records are not needed, drop the table and {_CREATE}"
 
 
 class SqlAdmin:
@@ -43,18 +43,22 @@ class SqlAdmin:
     _create_index = "CREATE INDEX"
 
     def __init__(self, records: Any) -> None:
-        self._messages = records.messages
+        self._records, self._messages = records, records.messages
         self._sql = self._messages.sql
 
     def overview(self) -> Overview:
         """Return what there is at a glance. Reads no more of a large table than of a small one."""
-        rows, counts = self._fetch(self._sql.overview), defaultdict[str, Counter[str]](Counter)
-        found = {part: numbers for part, name, _, *numbers in rows if name is None}
-        for _, name, state, count, _ in rows:
-            if name is not None:
-                counts[name][state] += count
-        estimated = any(part == "estimated" for part, *_ in rows)
-        return Overview(counts, estimated, *found["waiting"], *found["expired"])
+        counts = defaultdict[str, Counter[str]](Counter)
+        waiting, oldest, percent = 0, list[float](), 100.0
+        for name, state, count, seconds in self._messages.fetch(self._sql.leased, {}):
+            counts[name][state] += count
+            if state in WAITING:
+                waiting += count
+                oldest.append(seconds)
+        for name, state, count, percent in self._messages.fetch(self._sql.others, {}):
+            counts[name][state] += round(count * 100 / percent)
+        ((expired, since),) = self._messages.fetch(self._sql.overdue, {})
+        return Overview(counts, percent < 100, waiting, max(oldest, default=None), expired, since)
 
     def lines(
         self,
@@ -70,19 +74,15 @@ class SqlAdmin:
         Only those whose key's hash begins with ``start`` and ends with ``tail``.
         """
         low, high = start.ljust(KEY_BYTES, b"\0"), start.ljust(KEY_BYTES, b"\xff")
-        values = {
-            "low": low,
-            "high": high,
-            "tail": tail,
-            "size": len(tail),
-            "name": name,
-            "state": state,
-        }
-        return [_line(row) for row in self._fetch(self._sql.lines, **values, limit=limit)]
+        values = {"start": start, "low": low, "high": high, "tail": tail, "size": len(tail)}
+        return self._lines(values | {"name": name, "state": state, "limit": limit})
+
+    def _lines(self, values: dict[str, Any]) -> list[Line]:
+        return [_line(row) for row in self._messages.fetch(self._sql.lines, values)]
 
     def notes(self, key: bytes) -> tuple[dict[str, StoredStep], list[AuditEntry]]:
         """Return a record's finished steps, by name, and what operators did to it."""
-        steps, audit = next(iter(self._fetch(self._sql.notes, key=key)), (None, None))
+        steps, audit = next(iter(self._messages.fetch(self._sql.notes, {"key": key})), (None, None))
         return steps_of(steps), read_audit(audit)
 
     def sealings(self) -> Counter[bytes | None]:
@@ -91,7 +91,7 @@ class SqlAdmin:
         That is ``SEALED`` and the id of the key; None for those that are not encrypted. Reads all.
         """
         found = Counter[bytes | None]()
-        for response, step, count in self._fetch(self._sql.sealed):
+        for response, step, count in self._messages.fetch(self._sql.sealed, {}):
             prefix = None if response is None else bytes(response)
             if step is not None and step.startswith(SEALED_TEXT):
                 prefix = b64decode(step.removeprefix(SEALED_TEXT))
@@ -100,7 +100,7 @@ class SqlAdmin:
 
     def note(self, key: bytes, entry: AuditEntry) -> bool:
         """Note durably what an operator did to a record; False if it is gone, or somebody holds it."""
-        return self._change(self._sql.note, key=key, **_entry_values(entry)) == 1
+        return bool(self._messages.change(self._sql.note, {"key": key, **asdict(entry)}))
 
     def settle(
         self,
@@ -124,29 +124,17 @@ class SqlAdmin:
             values = response.values()
             state = State.FAILED if response.status >= 500 else State.COMPLETED
         values |= {"key": seen.hash, "seen": seen.version, "owner": secrets.token_urlsafe(16)}
-        values |= {"state": state.value, "ttl": ttl_seconds, "anew": anew, **_entry_values(entry)}
-        return self._change(self._sql.settle, **values) == 1
+        values |= {"state": state.value, "ttl": ttl_seconds, "anew": anew, **asdict(entry)}
+        return bool(self._messages.change(self._sql.settle, values))
 
-    def belonging(self, tail: bytes, name: str | None) -> tuple[list[bytes], Counter[str]]:
-        """Return the keys that end with ``tail`` of records without a lease; count the rest by state.
+    def erase(self, seen: Line) -> bool:
+        """Delete a record, durably; return True if it did.
 
-        Of one operation if it is given. Reads all of the table's keys: a scope has no index.
+        It does not if the record has changed since it was ``seen``, if it has a lease, or if somebody
+        holds it.
         """
-        rows = self._fetch(self._sql.belonging, tail=tail, size=len(tail), name=name)
-        keys = [bytes(key) for key, _, _ in rows if key is not None]
-        return keys, Counter({state: count for key, state, count in rows if key is None})
-
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
-        """Delete these records, durably and in one transaction; return how many.
-
-        Leaves those in progress: with a lease, or held by somebody. With ``seen``, a
-        :attr:`Line.version`, there is one key, and its record is left if it has another version.
-        """
-        erase = self._messages.prepared(self._sql.erase)
-        with self._messages.writing() as (_, raw):
-            deleted = sum(raw.send(erase, {"key": key, "seen": seen})[1] for key in keys)
-            raw.send("COMMIT")
-        return int(deleted)
+        values = {"key": seen.hash, "seen": seen.version}
+        return bool(self._messages.change(self._sql.erase, values))
 
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
@@ -154,109 +142,99 @@ class SqlAdmin:
         Yields how many each transaction has deleted, after its commit. Skips a record that somebody
         holds.
         """
-        while deleted := self._change(self._sql.purge, batch=batch):
-            yield deleted
+        deleted = batch
+        while deleted == batch:
+            began = time.monotonic()
+            deleted = self._purge(self._messages, batch)
+            took = time.monotonic() - began
+            if deleted:
+                yield deleted
+                time.sleep(took)  # requests have the disk to themselves for half of the time
 
     def purge_briefly(self, batch: int) -> int | None:
         """Delete at most ``batch`` expired records, within 100 ms; return how many.
 
-        None, and none is deleted, if that takes longer. Waits for nobody, and leaves the last
-        connection of a pool to others.
+        None, and none is deleted, if that takes longer; 0 if somebody is in the way.
         """
         try:
-            return int(self._messages.change(self._sql.purge, {"batch": batch}, patience=0))
+            return self._purge(self._records.briefly().messages, batch)
         except StoreUnavailable as error:
-            if "database is locked" not in str(error.__cause__):
-                raise
-            return 0
+            code = sqlstate(error.__cause__)
+            if code == LOCK_NOT_AVAILABLE or "is locked" in str(error.__cause__):
+                return 0
+            if code == QUERY_CANCELED:
+                return None
+            raise
+
+    def _purge(self, messages: Any, batch: int) -> int:
+        """Delete a batch in one transaction."""
+        return int(messages.change(self._sql.purge, {"batch": batch}))
 
     def create(self) -> list[str]:
-        """Create the table and the indexes that are missing, and say which: never a column.
+        """Create the table, or the indexes that it lacks, and say which: never a column.
 
         Of several processes that do so at once one creates, and the others find it done.
         """
-        table = self._messages.table
         try:
             with self._messages.engine.begin() as connection:
-                database = self._inspector(connection)
-                if not database.has_table(table.name, schema=table.schema):
-                    table.create(connection)
-                    return ["created the table"]
-                if lacking := ", ".join(self._missing_columns(database)):
-                    raise ConfigurationError(
-                        f"{table.fullname} is there, but lacks columns ({lacking}). Nothing is created:"
-                        f" {_REBUILD}"
-                    )
-                missing = self._missing_indexes(database)
-                for index in missing:
-                    index.create(connection)
-                return [f"created the index {index.name}" for index in missing]
+                missing = self._missing(connection)
+                for each in missing:
+                    each.create(connection)
         except exc.SQLAlchemyError as error:
-            raise ConfigurationError(f"{table.fullname}: {reason(error)}") from error
+            raise ConfigurationError(f"{self._messages.table.fullname}: {reason(error)}") from error
+        return [
+            "created the table" if isinstance(each, Table) else f"created the index {each.name}"
+            for each in missing
+        ]
 
     def examine(self) -> Iterator[Finding]:
         """Check the server and the table, without writing. Ends early if it cannot be reached."""
+        found = list[Finding]()
         try:
             with self._messages.engine.begin() as connection:
-                database = self._inspector(connection)
-                found = [*self._examine_server(connection), *self._examine_table(database)]
+                found += self._examine_server(connection)
+                found += map(self._lack, self._missing(connection))
+        except ConfigurationError as error:
+            found.append(Finding("FAILED", "columns", *error.detail.split("; ")))
         except exc.SQLAlchemyError as error:
-            yield Finding("FAILED", "database", reason(error), self.remedy)
-            return
+            found.append(Finding("FAILED", "database", reason(error), self.remedy))
         yield from found
 
     def _examine_server(self, connection: Connection) -> Iterator[Finding]:
         yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version}, {connection.engine.url.database}")
 
-    def _examine_table(self, database: Inspector) -> Iterator[Finding]:
-        """Check the table's columns and indexes."""
-        table = self._messages.table
-        if not database.has_table(table.name, schema=table.schema):
-            yield Finding(
-                "FAILED", "table", f"{table.fullname} is missing", f"{_CREATE}, or {_MIGRATE}"
-            )
-            return
-        lacking = self._missing_columns(database)
-        all_of_it = f"all {len(table.columns)} of {table.fullname}"
-        bad = f"missing in {table.fullname} or of another type: {', '.join(lacking)}"
-        yield finding(not lacking, "columns", all_of_it, bad, _REBUILD)
-        missing = [] if lacking else self._missing_indexes(database)
-        for index in missing:
-            bad = (
-                f"no {index.name}: a purge, or a search for what is interrupted, reads the whole table"
-            )
-            statement = str(CreateIndex(index).compile(self._messages.engine))
-            remedy = statement.replace("CREATE INDEX", self._create_index, 1)
-            yield Finding("FAILED", "index", bad, remedy)
+    def _missing(self, connection: Connection) -> list[Any]:
+        """Return the table if it is missing, or the indexes for whose column it has none.
 
-    def _inspector(self, connection: Connection) -> Inspector:
+        Raises ``ConfigurationError`` if it lacks columns, or has them of another type.
+        """
         for statement in self._alone:
-            connection.execute(text(statement))
-        return inspect(connection)
-
-    def _missing_columns(self, database: Inspector) -> list[str]:
-        """Return the columns that the table lacks, or has of another type, each with its type."""
-        table, dialect = self._messages.table, self._messages.engine.dialect
+            connection.exec_driver_sql(statement)
+        table, database, dialect = self._messages.table, inspect(connection), connection.dialect
+        if not database.has_table(table.name, schema=table.schema):
+            return [table]
         found = database.get_columns(table.name, schema=table.schema)
-        there = {each["name"]: each["type"].compile(dialect) for each in found}
+        types = {each["name"]: each["type"].compile(dialect) for each in found}
         wanted = {each.name: each.type.compile(dialect) for each in table.columns}
-        return [f"{name} {kind}" for name, kind in wanted.items() if there.get(name) != kind]
+        lacking = [f"{name} {kind}" for name, kind in wanted.items() if types.get(name) != kind]
+        if lacking:
+            raise ConfigurationError(
+                f"{table.fullname} lacks columns, or has them of another type: {', '.join(lacking)};"
+                f" {_MIGRATE}, or, if its records are not needed, drop the table and {_CREATE}"
+            )
+        indexes = database.get_indexes(table.name, schema=table.schema)
+        there = {each["column_names"][0] for each in indexes}
+        missing = [index for index in table.indexes if index.columns[0].name not in there]
+        return sorted(missing, key=lambda index: str(index.name))
 
-    def _missing_indexes(self, database: Inspector) -> list[Index]:
-        """Return those of ours for which there is none on the same column."""
-        table = self._messages.table
-        found = database.get_indexes(table.name, schema=table.schema)
-        there = {each["column_names"][0] for each in found}
-        lacking = [index for index in table.indexes if index.columns[0].name not in there]
-        return sorted(lacking, key=lambda index: str(index.name))
-
-    def _fetch(self, template: str, **values: Any) -> list[Any]:
-        """Return the rows of a statement that only reads."""
-        return self._messages.fetch(template, values)  # type: ignore[no-any-return]
-
-    def _change(self, template: str, **values: Any) -> int:
-        """Return how many rows a statement has changed, committed."""
-        return self._messages.change(template, values)  # type: ignore[no-any-return]
+    def _lack(self, missing: Table | Index) -> Finding:
+        if isinstance(missing, Table):
+            bad = f"{missing.fullname} is missing"
+            return Finding("FAILED", "table", bad, f"{_CREATE}, or {_MIGRATE}")
+        bad = f"no {missing.name}: a purge, or a search for what is interrupted, reads the whole table"
+        statement = str(CreateIndex(missing).compile(self._messages.engine))
+        remedy = statement.replace("CREATE INDEX", self._create_index, 1)
+        return Finding("FAILED", "index", bad, remedy)
 
 
 _SERVER = """SELECT current_setting('server_version'), current_database(), current_user,
@@ -282,37 +260,10 @@ class PostgresAdmin(SqlAdmin):
     _create_index = "CREATE INDEX CONCURRENTLY"  # beside everybody's work
     _since = "-infinity"  # where the last batch of a purge ended
 
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
-        """Delete what nobody works on."""
-        return int(self._messages.change(statements.ERASE, {"keys": keys, "seen": seen}))
-
-    def purge(self, batch: int) -> Iterator[int]:
-        """Delete expired records in batches, in the order in which they expire."""
-        deleted = batch
-        while deleted == batch:
-            began = time.monotonic()
-            deleted = self._purge(batch)
-            took = time.monotonic() - began
-            if deleted:
-                yield deleted
-                time.sleep(took)  # requests have the disk to themselves for half of the time
-
-    def purge_briefly(self, batch: int) -> int | None:
-        """Delete a batch."""
-        pool = self._messages.engine.pool
-        if pool.size() - pool.checkedout() < 2:
-            return 0
-        try:
-            return self._purge(batch, statements.AFTER_RESPONSE)
-        except StoreUnavailable as error:
-            code = sqlstate(error.__cause__)
-            if code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
-                raise
-            return 0 if code == LOCK_NOT_AVAILABLE else None
-
-    def _purge(self, batch: int, first: str = "") -> int:
+    def _purge(self, messages: Any, batch: int) -> int:
+        """Delete them in the order in which they expire."""
         values = {"batch": batch, "since": self._since}
-        deleted, since = self._messages.fetch(first + statements.PURGE, values)[0]
+        deleted, since = messages.fetch(statements.PURGE, values)[0]
         # From the beginning again once there was no more: what was locked is there.
         self._since = since if deleted == batch else "-infinity"
         return int(deleted)
@@ -330,10 +281,6 @@ class PostgresAdmin(SqlAdmin):
         if broken:
             bad = "a CREATE INDEX CONCURRENTLY was interrupted, and has left one that is not valid"
             yield Finding("FAILED", "index", bad, f"REINDEX INDEX CONCURRENTLY {broken}")
-
-
-def _entry_values(entry: AuditEntry) -> dict[str, Any]:
-    return {"by": entry.by, "did": entry.did, "why": entry.why}
 
 
 def _line(row: Sequence[Any]) -> Line:

@@ -27,6 +27,7 @@ from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.drivers.raw_connection import IDLE, RawConnection, give_back, raw_of, taken
 from flask_idempotency.session.transaction import FIRST, NOT_OURS, OperationTransaction
 
+from .admin import MISSING
 from .holds import Hold, Lease, SqlRecords
 from .sql import Dialect, Statements
 
@@ -83,9 +84,9 @@ class Messages:
         except (sqlite3.Error, exc.SQLAlchemyError) as error:
             raise self.error(error) from error
 
-    def change(self, template: str, values: dict[str, Any], patience: int | None = None) -> int:
+    def change(self, template: str, values: dict[str, Any]) -> int:
         """Run one statement in a transaction of its own; how many rows it changed."""
-        with self.writing(patience=patience) as (_, raw):
+        with self.writing() as (_, raw):
             changed = raw.send(self.prepared(template), values)[1]
             raw.send("COMMIT")
         return changed
@@ -96,7 +97,8 @@ class Messages:
     ) -> Iterator[tuple[Connection, RawConnection]]:
         """The one transaction that writes, on a session's connection or a new one.
 
-        It waits for others, ``patience`` milliseconds or as the driver would. What is open at the end
+        It waits for others, ``patience`` milliseconds or as the driver would, also for who reads, at
+        the COMMIT. What is open at the end
         is rolled back, unless an operation has it by then. Raises ``StoreUnavailable``, and
         ``NotAtomic`` if the session has written: then nobody else can.
         """
@@ -113,12 +115,9 @@ class Messages:
             waits = 0 if self.is_brief else usual if patience is None else patience
             try:
                 raw.send(f"PRAGMA busy_timeout = {waits}; BEGIN IMMEDIATE")
-                if patience == 0:  # nor for who reads, at the COMMIT
-                    yield held, raw
+                yield held, raw
             finally:
                 raw.send(f"PRAGMA busy_timeout = {usual}")
-            if patience != 0:
-                yield held, raw
         except (sqlite3.Error, exc.SQLAlchemyError) as error:
             raise self.error(error) from error
         finally:
@@ -134,11 +133,7 @@ class Messages:
     def error(self, error: Exception) -> Exception:
         """Return what an error of the database, or of its driver, means."""
         if "no such table" in str(error) or "no such column" in str(error):
-            return ConfigurationError(
-                f"the table {self.table.fullname} is missing or not up to date: run `flask"
-                " idempotency create-table`, call db.create_all(), or make a migration (the table is"
-                " part of db.metadata)"
-            )
+            return ConfigurationError(MISSING.format(self.table.fullname))
         is_illegible = "malformed JSON" in str(error) or "Could not decode" in str(error)
         return RecordBroken() if is_illegible else StoreUnavailable()
 
@@ -203,4 +198,5 @@ class SqliteRecords(SqlRecords):
         if not rows:
             return None
         raw.send(f"SAVEPOINT {_HELD}; SAVEPOINT {FIRST}")
-        return Hold(self.messages, claim, OperationTransaction(held, raw), rows[0][0], values)
+        values["attempt"] = rows[0][0]
+        return Hold(self.messages, claim, OperationTransaction(held, raw), values)

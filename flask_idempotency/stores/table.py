@@ -5,18 +5,7 @@ Part of the application's own metadata, so that ``db.create_all()`` and Flask-Mi
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    JSON,
-    Column,
-    DateTime,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    String,
-    Table,
-)
+import sqlalchemy as sa
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES
@@ -36,7 +25,7 @@ _OURS = "flask_idempotency"
 """Marks, in ``Table.info``, a table that was defined here."""
 
 
-def define_table(metadata: MetaData, name: str) -> Table:
+def define_table(metadata: sa.MetaData, name: str) -> sa.Table:
     """The table of the records in ``metadata``, defined at the first call and found at later ones.
 
     Only ``expires_at`` is indexed beside the key, and completing does not change it (see ``finish`` in
@@ -58,32 +47,36 @@ def define_table(metadata: MetaData, name: str) -> Table:
     return there
 
 
-def _records(metadata: MetaData, name: str) -> Table:
-    table = Table(
+def _records(metadata: sa.MetaData, name: str) -> sa.Table:
+    table = sa.Table(
         name,
         metadata,
         # In bytea it compares by bytes, so no collation can ever let two rows in.
-        Column("key", LargeBinary(KEY_BYTES), primary_key=True, comment="hash of scope and key"),
-        Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
-        Column("created_at", DateTime(timezone=True), nullable=False),
-        Column("completed_at", DateTime(timezone=True)),
-        Column("lease_expires_at", DateTime(timezone=True), comment="null: none, or released"),
-        Column("attempt", Integer, nullable=False, comment="fencing token: 1, 2, ..."),
-        Column("fingerprint_version", SmallInteger, nullable=False),
-        Column("status", SmallInteger),
-        Column("state", String(16), nullable=False),
-        Column("owner", String(22), nullable=False, comment="random, of the present attempt"),
-        Column("name", String(255), nullable=False, comment="the operation's, e.g. the endpoint"),
-        Column("fingerprint", LargeBinary, nullable=False),
-        Column("headers", JSON, comment="list of pairs, or a word for usual ones; null when sealed"),
-        Column("body", LargeBinary, comment="null when it was too large to store"),
-        Column("released_attempt", Integer, comment="after which an operator released it"),
-        Column(
+        sa.Column("key", sa.LargeBinary(KEY_BYTES), primary_key=True, comment="hash of scope and key"),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False, index=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("completed_at", sa.DateTime(timezone=True)),
+        sa.Column("lease_expires_at", sa.DateTime(timezone=True), comment="null: none, or released"),
+        sa.Column("attempt", sa.Integer, nullable=False, comment="fencing token: 1, 2, ..."),
+        sa.Column("fingerprint_version", sa.SmallInteger, nullable=False),
+        sa.Column("status", sa.SmallInteger),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("owner", sa.String(22), nullable=False, comment="random, of the present attempt"),
+        sa.Column("name", sa.String(255), nullable=False, comment="the operation's, e.g. the endpoint"),
+        sa.Column("fingerprint", sa.LargeBinary, nullable=False),
+        sa.Column(
+            "headers", sa.JSON, comment="list of pairs, or a word for usual ones; null when sealed"
+        ),
+        sa.Column("body", sa.LargeBinary, comment="null when it was too large to store"),
+        sa.Column("released_attempt", sa.Integer, comment="after which an operator released it"),
+        sa.Column(
             "steps",
-            JSON,
+            sa.JSON,
             comment="finished ones by name: result (sealed like responses), attempt, time",
         ),
-        Column("audit", JSON, comment="what operators did to it, when and why; no request reads this"),
+        sa.Column(
+            "audit", sa.JSON, comment="what operators did to it, when and why; no request reads this"
+        ),
         comment="Idempotency keys and their responses (Flask-Idempotency)",
         info={_OURS: True},
         # SQLAlchemy 2.0 knows no storage parameters of tables. What it does know, and Alembic renders,
@@ -92,5 +85,5 @@ def _records(metadata: MetaData, name: str) -> Table:
     )
     # Not partial on SQLite: to name that here would import its dialect, 40 ms, everywhere.
     leased = table.c.lease_expires_at
-    Index(f"ix_{name}_leased", leased, postgresql_where=leased.is_not(None))
+    sa.Index(f"ix_{name}_leased", leased, postgresql_where=leased.is_not(None))
     return table

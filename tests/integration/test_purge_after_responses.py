@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import ExitStack
 
 import pytest
 import sqlalchemy as sa
@@ -141,14 +140,13 @@ def test_a_listener_that_needs_a_context_reaches_no_response(world, left, caplog
     assert "Working outside of application context" in caplog.text
 
 
-def test_the_last_connection_is_left_to_others(world, left):
+@pytest.mark.parametrize("options", [{"poolclass": sa.NullPool}, {"pool_size": 1, "max_overflow": 0}])
+def test_a_purge_needs_one_connection(make_world, add_view, options):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+    add_view(world)
     world.sql(FILL.format(10))
-    pool = world.app.extensions["idempotency"].records.messages.engine.pool
-    with ExitStack() as stack:
-        for _ in range(pool.size() - 1):
-            stack.callback(pool.connect().close)
-        assert left() == 10
-    assert left() == 0
+    respond(world).close()
+    assert world.sql(FILLED) == [(0,)]
 
 
 def test_the_setting_turns_it_off(make_world, add_view):

@@ -11,7 +11,7 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
-from flask_idempotency.stores.admin import original
+from flask_idempotency.stores.admin import MISSING, original
 from flask_idempotency.stores.holds import CONFLICTS
 
 # What an error means is read from its SQLSTATE (Postgres manual, appendix A).
@@ -27,11 +27,7 @@ READ_ONLY = "25006"  # a standby, or default_transaction_read_only
 _UNAVAILABLE = ("08", "53", "57", "58", "XX", READ_ONLY, LOCK_NOT_AVAILABLE)
 NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
 NO_RIGHT = "42501"
-_ADVICE = dict.fromkeys(
-    NO_TABLE,
-    "the table {} is missing or not up to date: run `flask idempotency create-table`, or make a"
-    " migration (the table is part of db.metadata)",
-) | {
+_ADVICE = dict.fromkeys(NO_TABLE, MISSING) | {
     NO_RIGHT: "the database user, or the role that a request has set with SET ROLE and left on its"
     " pooled connection, may not use the table {}: grant it SELECT, INSERT, UPDATE and DELETE, or reset"
     " the role with RESET ROLE"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from flask_idempotency.session.guard import HARMLESS
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.own_pool import BRIEF_SECONDS
-from flask_idempotency.stores.sql import NO_LEASE, VERSION, Dialect, Statements
+from flask_idempotency.stores.sql import NO_LEASE, Dialect, Statements
 
 LOCK_TIMEOUT = "250ms"
 
@@ -192,6 +192,8 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - Before PostgreSQL 18 a sort that is off, and taken all the same, makes the plan so dear that it is
 #   compiled (JIT), which takes longer than a batch after a response may.
 # - A crash that loses the commit loses nothing: the records have still expired.
+# - After a response its worker waits for a batch, and that is sent behind OBSERVING. The lock of a
+#   migration is noticed sooner than its time-out: it says nothing about how many a batch may have.
 PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '50ms';
@@ -204,13 +206,3 @@ WITH gone AS (
        AND expires_at >= %(since)s::timestamptz
      ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING expires_at)
 SELECT count(*), max(expires_at)::text FROM gone"""
-
-# After a response its worker waits for the purge. The lock of a migration is noticed sooner: it says
-# nothing about how many records a batch may have.
-AFTER_RESPONSE = "SET LOCAL statement_timeout = '100ms';\n"
-
-
-# Of what was found without a lock a moment ago, only what nobody works on now.
-ERASE = f"""DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {NO_LEASE}
-       AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))"""

@@ -336,7 +336,7 @@ class PostgresRecords(SqlRecords):
             had_written=raw.continues and row["had_written"] == "true",
             again=again if raw.continues else None,
         )
-        return Hold(self.messages, claim, transaction, int(row["attempt"]), row)
+        return Hold(self.messages, claim, transaction, row)
 
     def _lock(self, raw: RawConnection, text: str, values: dict[str, Any]) -> dict[str, Any]:
         """Send a message that locks the row; the values, and what is in ``statements.LOCKED``."""

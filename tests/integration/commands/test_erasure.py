@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from flask_idempotency import idempotent
-from flask_idempotency.cli import cli
+from flask_idempotency.cli import cli, decisions
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.operate import erase as erasure
 from flask_idempotency.operate.decide import Operator
@@ -69,7 +69,7 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(world, pay
             with world.app.app_context():
                 state: Any = world.app.extensions["idempotency"]
                 while not stop.is_set():
-                    found = erasure.erasable(state, Sought(scope="alice"))
+                    found = Sought(scope="alice").lines(state, None, 99)
                     erased[0] += erasure.erase(state, found, Operator("ann", "test"))
         except BaseException as error:
             errors.append(error)
@@ -86,10 +86,19 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(world, pay
     assert world.count() <= erased[0] + len(world.records())
 
 
+def test_more_than_go_at_once_are_said(run, pay, monkeypatch):
+    monkeypatch.setattr(decisions, "MOST", 2)
+    for number in range(3):
+        pay(key=f"key-{number}")
+    more = "these are the newest 2: run this again for the others\n"
+    assert run(*ALICE, "--yes").output == f"2 records erased\n{more}"
+    assert run(*ALICE, "--yes").output == "1 record erased\n"
+
+
 def test_many_records_are_erased_in_batches(run, pay, monkeypatch, caplog):
     monkeypatch.setattr(erasure, "BATCH", 2)
     for number in range(5):
         pay(key=f"key-{number}")
     assert run(*ALICE, "--yes").output == "5 records erased\n"
     erased = [line.records for line in caplog.records if getattr(line, "did", "") == "erased"]
-    assert erased == [2, 2, 1], "a line for each transaction"
+    assert erased == [2, 2, 1], "a line for each batch"

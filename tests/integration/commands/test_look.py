@@ -189,8 +189,8 @@ class TestOnPostgres:
     @pytest.fixture
     def fill(self, world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         """Inserts records numbered from the first to the last; a table of many pages is estimated."""
-        sql = statements.SQL.overview.replace("100.0 * 1000", "100.0 * 200")
-        monkeypatch.setattr(statements.SQL, "overview", sql)
+        sql = statements.SQL.others.replace("100.0 * 1000", "100.0 * 200")
+        monkeypatch.setattr(statements.SQL, "others", sql)
         usual = {
             "state": "'completed'",
             "expires": "now() + interval '1 h'",
