@@ -40,29 +40,15 @@ PACKAGES = {
     "drivers": {"sqlalchemy", "psycopg2", "psycopg"},
     "session": {"sqlalchemy", "flask", "flask_sqlalchemy"},
     "stores": {"sqlalchemy", "redis", "cryptography"},
-    "web": {
-        "asgiref",  # Flask's own, for async views
-        "flask",
-        "werkzeug",
-        "itsdangerous",
-        "markupsafe",
-        "flask_sqlalchemy",
-        "sqlalchemy",
-        "blinker",
-        "typing_extensions",
-    },
+    # asgiref is Flask's own, for async views
+    "web": {"asgiref", "flask", "werkzeug", "itsdangerous", "markupsafe", "flask_sqlalchemy"}
+    | {"sqlalchemy", "blinker", "typing_extensions"},
     "client": {"requests", "urllib3", "httpx", "anyio", "typing_extensions"},
     "extension": {"flask", "flask_sqlalchemy", "sqlalchemy", "redis", "typing_extensions"},
     "operate": {"flask", "werkzeug"},
     "cli": {"flask", "click"},
     "console": {"flask", "werkzeug", "jinja2", "itsdangerous", "markupsafe"},
-    "integrations": {
-        "flask",
-        "wtforms",
-        "markupsafe",
-        "opentelemetry",
-        "prometheus_client",
-    },
+    "integrations": {"flask", "wtforms", "markupsafe", "opentelemetry", "prometheus_client"},
     "testing": {"flask", "flask_sqlalchemy", "sqlalchemy", "werkzeug", "pytest"},
     "__init__": set(),
 }

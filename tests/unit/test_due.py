@@ -45,18 +45,12 @@ def due(folder):
     return asked.returncode == 0, asked.stdout
 
 
-@pytest.fixture
-def clone(tmp_path):
-    """A history whose last commit notes a result."""
-    folder = tmp_path / "clone"
-    folder.mkdir()
-    run(folder, "git", "init", "-q")
-    commit(folder, **{PAGE: "# Works with\n", DRIVER: "before\n"})
-    commit(folder, **{PAGE: ROW})
-    return folder
-
-
-def test_a_change_to_what_meets_other_packages_is_due_until_a_result_is_noted(clone):
+def test_a_change_to_what_meets_other_packages_is_due_until_a_result_is_noted(tmp_path):
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    run(clone, "git", "init", "-q")
+    commit(clone, **{PAGE: "# Works with\n", DRIVER: "before\n"})
+    commit(clone, **{PAGE: ROW})
     assert due(clone)[0] is False
     commit(clone, **{"README.md": "more\n"})
     assert due(clone)[0] is False

@@ -1,4 +1,4 @@
-"""The state tables, walked cell by cell, the illegal cells included."""
+"""The state tables, walked cell by cell; what becomes of an operation by the error of its view."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from flask_idempotency import ConfigurationError, KeyReused, Retryable, TransactionConflict
+from flask_idempotency.core.errors import LeaseLost, RecordBroken
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.machine import (
     NEXT,
     Next,
     Situation,
     decide,
+    outcome_after,
     runs_again,
     situation,
 )
@@ -77,3 +80,33 @@ def test_what_was_interrupted_is_run_again_by_its_age_and_policy(age, released, 
     found = replace(record(Situation.INTERRUPTED, MINE), age=age, released=released)
     expected = {"hold": hold, "retry": retry, id: other}
     assert {policy: runs_again(found, policy, 60) for policy in expected} == expected
+
+
+class Stopped(Exception):
+    """As RQ stops a job."""
+
+    __module__, __qualname__ = "rq.timeouts", "JobTimeoutException"
+
+
+class Again(Exception):
+    """As Celery runs a job again."""
+
+    __module__, __qualname__ = "celery.exceptions", "Retry"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (LookupError(), None),
+        (Stopped(), "interrupted"),
+        (Again(), "released"),
+        (Retryable(), "released"),
+        (TransactionConflict(), "released"),
+        (KeyReused(), "interrupted"),
+        (LeaseLost(), "interrupted"),
+        (ConfigurationError("wrong"), "interrupted"),
+        (RecordBroken(), "interrupted"),
+    ],
+)
+def test_an_error_fails_the_operation_or_says_more(error, outcome):
+    assert outcome_after(error) == outcome

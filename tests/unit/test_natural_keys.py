@@ -13,51 +13,23 @@ from flask_idempotency.core.fingerprint import parse_json, parse_pointer, value_
 from flask_idempotency.core.keys import natural_key
 
 RFC_6901 = parse_json(
-    rb'{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"i\\j":5,"k\"l":6," ":7,"m~n":8,"~1":9}'
+    rb'{"foo":["bar","x"],"":"0","a/b":"1","c%d":"2","i\\j":"5","k\"l":"6"," ":"7","m~n":"8","~1":"9"}'
 )
 
 
 @pytest.mark.parametrize(
     ("pointer", "value"),
     [
-        ("/foo/0", "bar"),
-        ("/", "0"),
-        ("/a~1b", "1"),
-        ("/c%d", "2"),
-        ("/i\\j", "5"),
-        ('/k"l', "6"),
-        ("/ ", "7"),
-        ("/m~0n", "8"),
-        ("/~01", "9"),
+        ("", RFC_6901),
+        *{"/foo/0": "bar", "/": "0", "/a~1b": "1", "/c%d": "2", "/i\\j": "5", '/k"l': "6"}.items(),
+        *{"/ ": "7", "/m~0n": "8", "/~01": "9"}.items(),
+        *dict.fromkeys(["/bar", "/foo/2", "/foo/-", "/foo/-1", "/foo/01", "/foo/\u0661"]).items(),
+        *dict.fromkeys(["/foo/" + "9" * 5000, "/foo/0/0"]).items(),
     ],
 )
-def test_a_pointer_finds_its_value(pointer: str, value: str) -> None:
+def test_a_pointer_finds_its_value_or_finds_it_missing(pointer: str, value: Any) -> None:
     found = value_at(RFC_6901, parse_pointer(pointer))
-    assert found is not None
-    assert json.loads(found).removeprefix("\ud800\udc00") == value
-
-
-@pytest.mark.parametrize(
-    "pointer",
-    [
-        "/bar",
-        "/foo/2",
-        "/foo/-",
-        "/foo/-1",
-        "/foo/01",
-        "/foo/\u0661",
-        "/foo/" + "9" * 5000,
-        "/foo/0/0",
-    ],
-)
-def test_a_pointer_to_nothing_finds_it_missing(pointer: str) -> None:
-    assert value_at(RFC_6901, parse_pointer(pointer)) is None
-
-
-def test_the_empty_pointer_finds_the_whole_document() -> None:
-    whole = value_at(RFC_6901, parse_pointer(""))
-    assert whole is not None
-    assert json.loads(whole) == RFC_6901
+    assert (None if found is None else json.loads(found)) == value
 
 
 @pytest.mark.parametrize("pointer", ["foo", "#/foo", "/a~", "/a~2", "foo/", " /foo", None, 1])
@@ -85,14 +57,8 @@ def test_a_string_an_integer_or_a_uuid_serves_as_natural_key(value: object, key:
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        ("true", "neither a string nor an integer"),
-        ("1.0", "neither a string nor an integer"),
-        ("1e3", "neither a string nor an integer"),
-        ("{}", "neither a string nor an integer"),
-        ("[1]", "neither a string nor an integer"),
-        ('""', "1 to 255 characters"),
-        ('"' + "x" * 256 + '"', "1 to 255 characters"),
-        ("9" * 256, "1 to 255 characters"),
+        *((body, "neither a string nor an integer") for body in ("true", "1.0", "1e3", "{}", "[1]")),
+        *((body, "1 to 255 characters") for body in ('""', '"' + "x" * 256 + '"', "9" * 256)),
     ],
 )
 def test_anything_else_is_refused_as_natural_key(body: str, fault: str) -> None:

@@ -20,17 +20,8 @@ import pytest
 import flask_idempotency
 
 ROOT = Path(__file__).parents[2]
-MADE = [
-    ".*_cache",
-    ".git",
-    ".hypothesis",
-    ".venv",
-    "*.egg-info",
-    "__pycache__",
-    "_build",
-    "build",
-    "dist",
-]
+MADE = [".*_cache", ".git", ".hypothesis", ".venv", "*.egg-info"]
+MADE += ["__pycache__", "_build", "build", "dist"]
 release = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci/release.py")))
 described = runpy.run_path(str(ROOT / "setup.py"))["described"]
 ADDRESSES = {

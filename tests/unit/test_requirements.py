@@ -95,12 +95,11 @@ EXTRAS = {
 
 def test_the_package_imports_what_it_requires():
     package = ROOT / "flask_idempotency"
-    missing = {}
-    for path in files("flask_idempotency"):
-        extra = EXTRAS.get(str(path.relative_to(package)))
-        if undeclared := imported(path) - names(*([extra] if extra else [])):
-            missing[path.name] = undeclared
-    assert missing == {}
+    missing = {
+        path.name: imported(path) - names(*filter(None, [EXTRAS.get(str(path.relative_to(package)))]))
+        for path in files("flask_idempotency")
+    }
+    assert {name: what for name, what in missing.items() if what} == {}
     assert imported(ROOT / "pytest_flask_idempotency.py") <= names("testing")
 
 

@@ -1,7 +1,8 @@
+"""Encryption of what is stored, and its keys."""
+
 from __future__ import annotations
 
 import base64
-import secrets
 import sys
 from typing import Any
 
@@ -39,27 +40,17 @@ def test_neither_response_nor_record_nor_key_can_be_read_in_what_is_sealed() -> 
     assert not any(secret in sealed for secret in (b"4111", ROW, NEW[:4]))
 
 
-def test_every_flipped_bit_is_refused() -> None:
+def test_what_was_changed_or_moved_is_refused() -> None:
     sealed = seal(b"answer")
+    changed = [sealed[:length] for length in range(len(sealed))] + [sealed + b"\0", b"answer"]
     for position in range(len(sealed) * 8):
         flipped = bytearray(sealed)
         flipped[position // 8] ^= 1 << position % 8
+        changed.append(bytes(flipped))
+    changed += [seal(b"answer", OTHER_ROW), sealer.seal_bytes(b"answer", ROW, "mail")]
+    for each in changed:
         with pytest.raises(RecordBroken):
-            opened(bytes(flipped))
-
-
-def test_every_shortened_or_lengthened_seal_is_refused() -> None:
-    sealed = seal(b"answer")
-    for changed in (*(sealed[:length] for length in range(len(sealed))), sealed + b"\0", b"answer"):
-        with pytest.raises(RecordBroken):
-            opened(changed)
-
-
-def test_what_was_moved_to_another_row_or_purpose_stays_shut() -> None:
-    with pytest.raises(RecordBroken):
-        opened(seal(b"answer"), OTHER_ROW)
-    with pytest.raises(RecordBroken):
-        sealer.open_bytes(seal(b"answer"), ROW, "mail")
+            opened(each)
 
 
 def test_the_same_response_is_never_sealed_alike() -> None:
@@ -83,32 +74,23 @@ def test_a_response_under_a_key_taken_out_says_which_setting_to_mend() -> None:
     [
         base64.urlsafe_b64encode(NEW).decode(),
         base64.urlsafe_b64encode(NEW),
-        base64.urlsafe_b64encode(NEW).decode().rstrip("="),
+        base64.urlsafe_b64encode(NEW).decode().rstrip("="),  # as secrets.token_urlsafe(32) makes it
     ],
 )
 def test_a_key_may_be_in_urlsafe_base64(key: str | bytes) -> None:
     assert opened(seal(b"answer"), by=Sealed([key])) == b"answer"
 
 
-def test_a_key_made_as_the_message_says_is_accepted() -> None:
-    fresh = Sealed([secrets.token_urlsafe(32)])
-    assert opened(seal(b"answer", by=fresh), by=fresh) == b"answer"
-
-
 @pytest.mark.parametrize(
     "key",
     [
         "correct horse battery staple 123",
-        "short-key",
         b"short-key",
         b"n" * 31,
         b"n" * 33,
         "A" * 42,
-        "A" * 44,
         "+/" * 21 + "A=",
         "A" * 43 + "=\n",
-        "\u00e9" * 43,
-        "",
         None,
         42424242,
     ],
