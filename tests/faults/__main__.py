@@ -1,90 +1,91 @@
 """``python -m tests.faults``: crash workers and servers for a while, and check every guarantee.
 
-With ``--controls`` the same is done to designs and mutants that break the guarantees: each must be
-caught, or the checks are worth nothing. With ``--explore`` nothing is left to chance: two and three
-attempts at one operation go through every order of their steps and faults (``tests/faults/explore``),
-with ``--explore --controls`` mutants do. Exit status 1 if a number that should be zero is not, if the
-run was too empty to prove anything, or if a control got through.
+With ``--explore`` nothing is left to chance: two and three attempts at one operation go through every
+order of their steps and faults. With ``--controls`` either is done to mutants of the package, and each
+must be caught. Exit status 1 if a number that should be zero is not, if the run was too empty to prove
+anything, or if a mutant got through.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import servers.urls
 import tests.sessions
-from tests.faults import controls
-from tests.faults.checker import Limits, Quota, Violation, emptiness, violations
-from tests.faults.explore.bounds import BOUNDS, MUTANTS, Explorer, mutated
-from tests.faults.machines import Machines, Plan
-from tests.faults.report import summary, table
-from tests.faults.soak import LONGEST_VIEW_SECONDS, run
-
-LIMITS = Limits(LONGEST_VIEW_SECONDS)
+from tests.faults.checker import Violation, emptiness, violations
+from tests.faults.explore.bounds import BOUNDS, Explorer
+from tests.faults.history import History
+from tests.faults.mutants import MUTANTS, mutated
+from tests.faults.soak import LONGEST_VIEW_SECONDS, Machines, Plan, run
 
 
-def quota(plan: Plan) -> Quota:
-    """What a run of this length must have seen; about a third of what a quiet machine manages."""
-    points, faults = int(plan.seconds / 12), int(plan.seconds / 25)
-    return Quota(dict.fromkeys(plan.points, points or 1), dict.fromkeys(plan.faults, faults or 1))
+def report(plan: Plan, history: History, found: list[Violation], empty: list[str]) -> str:
+    """What was tried, and which rules were broken."""
+    tried = Counter([each.point for each in history.deaths] + [each.kind for each in history.faults])
+    statuses = Counter(str(request.status) for request in history.requests)
+    lines = [f"{what:30}{tried[what]:>6}" for what in (*plan.points, *plan.faults)]
+    lines += [
+        f"{servers.urls.driver}, {tests.sessions.usual}, seed {plan.seed}, {plan.seconds:g} s",
+        f"{len(history.requests)} requests, {len(history.by_name())} keys, {len(history.runs)} views",
+        f"answers: {', '.join(f'{status}: {n}' for status, n in sorted(statuses.items()))}",
+        *(f"VIOLATED {violation.name}: {violation.rule}" for violation in found[:20]),
+        *(f"TOO EMPTY {reason}" for reason in empty),
+        f"{len(found)} violations",
+    ]
+    return "\n".join(lines)
 
 
-def soak(plan: Plan) -> bool:
-    """One run of a design that keeps its guarantees; whether it did."""
-    folder = Path(tempfile.mkdtemp(prefix="journal-"))
-    journal = folder / "journal.jsonl"
+def soak(seconds: float, seed: int) -> bool:
+    """One run of the package; whether it kept its guarantees."""
+    plan = Plan(seconds, seed, wait=0.3 if seed % 2 else 0.0)  # both ways of a duplicate, run by run
+    # About a third of what a quiet machine manages.
+    quota = plan.quota(int(seconds / 12) or 1, int(seconds / 25) or 1)
+    journal = Path(tempfile.mkdtemp(prefix="journal-"), "journal.jsonl")
     with Machines() as machines:
-        history, truth = run(plan, journal, machines, quota(plan))
-    found = violations(history, truth, LIMITS)
-    empty = emptiness(history, quota(plan))
-    print(table(plan, history, found), summary(plan, history, found), sep="\n\n")
-    for violation in found[:20]:
-        print(f"VIOLATED {violation.name}: {violation.rule}")
-    for reason in empty:
-        print(f"TOO EMPTY {reason}")
-    if found or empty:
-        print(f"The journal of the run is {journal}")
-    else:
-        shutil.rmtree(folder)
+        history, truth = run(plan, journal, machines, quota)
+    found, empty = violations(history, truth, LONGEST_VIEW_SECONDS), emptiness(history, quota)
+    print(report(plan, history, found, empty), f"The journal of the run is {journal}", sep="\n")
     return not (found or empty)
 
 
-def explain(found: list[Violation]) -> str:
-    """Which rules were broken, most often first."""
-    rules = Counter(violation.rule for violation in found)
-    return ", ".join(f"{count} × {rule}" for rule, count in rules.most_common(3)) or "NOT CAUGHT"
+def caught(name: str, seed: int, seconds: float, machines: Machines) -> list[Violation]:
+    """The guarantees that a mutant broke, as far as the checker has seen. A mere error is none."""
+    quiet = Plan(seconds, seed, name, faults=(), points=(), kill_share=0.0, pause_seconds=0.3)
+    with tempfile.TemporaryDirectory(prefix="journal-") as folder:
+        plan = replace(quiet, **(MUTANTS[name].soak or {}))
+        history, truth = run(plan, Path(folder, "journal.jsonl"), machines)
+    found = violations(history, truth, LONGEST_VIEW_SECONDS)
+    return [violation for violation in found if not violation.rule.startswith("an error")]
 
 
-def negative(seed: int, seconds: float, only: str | None) -> bool:
-    """Run each control with the faults that suit it; whether all were caught."""
-    caught, width = [], max(map(len, controls.CONTROLS))
+def soak_mutants(seconds: float, seed: int) -> bool:
+    """Run each mutant with the faults that suit it; whether all were caught."""
+    names = [name for name, mutant in MUTANTS.items() if mutant.soak is not None]
+    all_caught = True
     with Machines() as machines:
-        for name in [only] if only else controls.CONTROLS:
-            found = controls.caught(name, seed, seconds, machines)
-            caught.append(bool(found))
-            print(f"{name:{width}}  {explain(found)}", flush=True)
-    print(f"\n{sum(caught)} of {len(caught)} controls caught, seed {seed}")
-    return all(caught)
+        for name in names:
+            rules = Counter(violation.rule for violation in caught(name, seed, seconds, machines))
+            how = ", ".join(f"{count} × {rule}" for rule, count in rules.most_common(3))
+            print(f"{name:30}{how or 'NOT CAUGHT'}", flush=True)
+            all_caught &= bool(rules)
+    return all_caught
 
 
 def explore() -> bool:
     """Every schedule of each bound; whether all of them kept every guarantee."""
-    width, total = max(map(len, BOUNDS)), Counter[str]()
-    row = f"{{:{width}}}  {{:>9}}  {{:>9}}  {{:>7}}  {{:>8}}  {{:>10}}  {{:>7}}"
-    print(row.format("bound", "schedules", "exhausted", "deepest", "outcomes", "violations", "seconds"))
+    total: Counter[str] = Counter()
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
         explorer = Explorer(postgres, redis_server)
         for name, bound in BOUNDS.items():
             found = explorer.run(bound)
-            exhausted = "no" if not found.exhausted else f"to {bound.depth}" if bound.depth else "yes"
-            numbers = found.schedules, exhausted, found.deepest, len(found.outcomes)
-            print(row.format(name, *numbers, len(found.violations), f"{found.seconds:.1f}"), flush=True)
+            depth = f", to a depth of {bound.depth}" if bound.depth else ""
+            print(f"{name:34}{found.schedules:>6} schedules, {found.seconds:.1f} s{depth}", flush=True)
             for violation in found.violations:
                 print(f"VIOLATED {violation}")
             total.update(schedules=found.schedules, violations=len(found.violations))
@@ -94,46 +95,37 @@ def explore() -> bool:
 
 def explore_mutants() -> bool:
     """Explore each mutant until it is caught; whether all were."""
-    caught, width = [], max(map(len, MUTANTS))
+    all_caught = True
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
         explorer = Explorer(postgres, redis_server)
-        for name, (apply, bound) in MUTANTS.items():
-            with mutated(apply):
-                found = explorer.run(bound)
-            caught.append(bool(found.violations))
-            how = found.violations[0] if found.violations else "NOT CAUGHT"
-            print(f"{name:{width}}  schedule {found.schedules}: {how}", flush=True)
-    print(f"\n{sum(caught)} of {len(caught)} mutants caught")
-    return all(caught)
+        for name, mutant in MUTANTS.items():
+            if mutant.bound is not None:
+                with mutated(mutant.apply):
+                    found = explorer.run(mutant.bound)
+                how = found.violations[0] if found.violations else "NOT CAUGHT"
+                print(f"{name:30}schedule {found.schedules}: {how}", flush=True)
+                all_caught &= bool(found.violations)
+    return all_caught
 
 
 def main() -> int:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--seconds", type=float, help="of one run; 60, or 10 for each control")
+    parser.add_argument("--seconds", type=float, help="of one run; 60, or 10 for each mutant")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--design", choices=["ours", *controls.CONTROLS], default="ours")
     parser.add_argument("--controls", action="store_true", help="run what must be caught")
     parser.add_argument("--explore", action="store_true", help="run every order of a few requests")
     parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
-    parser.add_argument(
-        "--sessions",
-        choices=tests.sessions.KINDS,
-        default=tests.sessions.usual,
-        help="not of --explore, which has none",
-    )
+    parser.add_argument("--sessions", choices=tests.sessions.KINDS, default=tests.sessions.usual)
     given = parser.parse_args()
     servers.urls.driver, tests.sessions.usual = given.driver, given.sessions
     if given.explore:
-        return 0 if (explore_mutants() if given.controls else explore()) else 1
-    if given.controls or given.design != "ours":
-        only = None if given.design == "ours" else given.design
-        return 0 if negative(given.seed, given.seconds or 10, only) else 1
-    wait = 0.3 if given.seed % 2 else 0.0  # so that both ways of a duplicate are met, run by run
-    plan = Plan(given.seconds or 60, given.seed, given.workers, given.clients, wait=wait)
-    return 0 if soak(plan) else 1
+        passed = explore_mutants() if given.controls else explore()
+    elif given.controls:
+        passed = soak_mutants(given.seconds or 10, given.seed)
+    else:
+        passed = soak(given.seconds or 60, given.seed)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ class Request:
     key: str
     body: int
     at: float
-    fault: str = ""
     returned: float = float("inf")
     status: int | None = None
     answer: str = ""
@@ -54,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """A view that began. ``attempt`` is 0 where the design counts none."""
+    """A view that began."""
 
     scope: str
     key: str
@@ -84,23 +83,6 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Miss:
-    """A worker's call to Redis that failed; it then leaves Redis alone for a while."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Child:
-    """A child process of a view that has committed a row of its own."""
-
-    scope: str
-    key: str
-    execution: str
-    at: float
-
-
-@dataclass(frozen=True)
 class Error:
     """An exception that nobody asked for, in a view or in the protection around it."""
 
@@ -118,9 +100,7 @@ class History:
     runs: list[Run] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    misses: list[Miss] = field(default_factory=list)
     errors: list[Error] = field(default_factory=list)
-    children: list[Child] = field(default_factory=list)
     healed: float = 0.0
     ended: float = 0.0
 
@@ -136,37 +116,33 @@ class History:
         took = [r.returned - r.at for r in self.requests if r.replayed and r.at >= self.healed]
         return statistics.median(took) if took else 0.0
 
-    def any_fault(self, kinds: Iterable[str], since: float, until: float) -> bool:
-        """Whether a fault of one of these kinds was there at any time between."""
-        wanted = set(kinds)
-        return any(f.kind in wanted and f.at <= until and f.ended >= since for f in self.faults)
+    def any_fault(self, since: float, until: float, kinds: Iterable[str] = ()) -> bool:
+        """Whether there was a fault (of one of these kinds) at any time between."""
+        wanted = [fault for fault in self.faults if not kinds or fault.kind in kinds]
+        return any(fault.at <= until and fault.ended >= since for fault in wanted)
+
+    def any_trouble(self, since: float, until: float) -> bool:
+        """Whether there was a fault or a death between."""
+        deaths = any(since <= death.at <= until for death in self.deaths)
+        return deaths or self.any_fault(since, until)
 
 
 class Journal:
     """The file that all processes append to."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def note(self, event: str, **facts: Any) -> float:
-        """Append one event; returns its time."""
+    def note(self, event: str, **facts: Any) -> None:
+        """Append one event."""
         facts.setdefault("at", time.monotonic())
         os.write(self._file, (json.dumps({"event": event, **facts}) + "\n").encode())
-        return float(facts["at"])
 
     def close(self) -> None:
         os.close(self._file)
 
 
-_KINDS: dict[str, tuple[type[Any], str]] = {
-    "run": (Run, "runs"),
-    "death": (Death, "deaths"),
-    "fault": (Fault, "faults"),
-    "miss": (Miss, "misses"),
-    "error": (Error, "errors"),
-    "child": (Child, "children"),
-}
+_KINDS: dict[str, type[Any]] = {"run": Run, "death": Death, "fault": Fault, "error": Error}
 
 
 def load(path: Path) -> History:
@@ -179,13 +155,12 @@ def load(path: Path) -> History:
         if event == "invoke":
             asked[facts["id"]] = facts
         elif event == "return":
-            asked[facts["id"]].update(facts, at=asked[facts["id"]]["at"], returned=facts["at"])
+            returned = facts.pop("at")
+            asked[facts["id"]].update(facts, returned=returned)
         elif event in ("healed", "ended"):
             setattr(history, event, facts["at"])
         else:
-            kind, place = _KINDS[event]
-            known = {each.name for each in fields(kind)}
-            getattr(history, place).append(kind(**{k: v for k, v in facts.items() if k in known}))
+            getattr(history, f"{event}s").append(_KINDS[event](**facts))
     history.requests = [Request(**facts) for facts in asked.values()]
     for events in (history.requests, history.runs, history.deaths, history.faults):
         events.sort(key=lambda each: each.at)

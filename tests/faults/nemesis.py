@@ -36,8 +36,8 @@ class World:
     dsn: str
     gunicorns: list[psutil.Process]
 
-    def redis_client(self) -> Redis:
-        return Redis.from_url(self.redis.url, socket_timeout=PATIENCE_SECONDS)
+    def redis_client(self) -> contextlib.closing[Redis]:
+        return contextlib.closing(Redis.from_url(self.redis.url, socket_timeout=PATIENCE_SECONDS))
 
     def heal(self) -> None:
         """Undo whatever a fault left behind."""
@@ -45,21 +45,16 @@ class World:
         self.redis.start()
         self.postgres.start()
         self.proxy.lose_answer(b"\x00never sent\x00")
-        with contextlib.closing(self.redis_client()) as client:
+        with self.redis_client() as client:
             client.config_set("maxmemory", 0)
-
-
-Act = Callable[[World, random.Random], bool]
-"""Returns whether it found a victim."""
 
 
 def kill_worker(world: World, rng: random.Random) -> bool:
     workers = [each for master in world.gunicorns for each in master.children()]
-    if not workers:
-        return False
-    with contextlib.suppress(psutil.NoSuchProcess):
-        rng.choice(workers).kill()
-    return True
+    if workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rng.choice(workers).kill()
+    return bool(workers)
 
 
 def hang_up(world: World, rng: random.Random) -> bool:
@@ -69,51 +64,49 @@ def hang_up(world: World, rng: random.Random) -> bool:
 
 
 def flush(world: World, _rng: random.Random) -> bool:
-    with contextlib.closing(world.redis_client()) as client:
+    with world.redis_client() as client:
         return bool(client.flushall())
 
 
-def kill_redis(world: World, rng: random.Random) -> bool:
-    world.redis.kill()
+def _for_a_while(rng: random.Random, begin: Callable[[], object], end: Callable[[], object]) -> bool:
+    begin()
     time.sleep(rng.uniform(0.1, 0.8))
-    world.redis.start()
+    end()
     return True
+
+
+def kill_redis(world: World, rng: random.Random) -> bool:
+    return _for_a_while(rng, world.redis.kill, world.redis.start)
 
 
 def pause_redis(world: World, rng: random.Random) -> bool:
-    world.redis.pause()
-    time.sleep(rng.uniform(0.1, 0.8))
-    world.redis.resume()
-    return True
+    return _for_a_while(rng, world.redis.pause, world.redis.resume)
 
 
 def fill_redis(world: World, rng: random.Random) -> bool:
     """Redis refuses every write that needs memory (its policy is noeviction)."""
-    with contextlib.closing(world.redis_client()) as client:
-        client.config_set("maxmemory", 1)
-        time.sleep(rng.uniform(0.1, 0.8))
-        client.config_set("maxmemory", 0)
-    return True
+    with world.redis_client() as client:
+        limit = "maxmemory"
+        return _for_a_while(
+            rng, lambda: client.config_set(limit, 1), lambda: client.config_set(limit, 0)
+        )
 
 
 def terminate(world: World, rng: random.Random) -> bool:
     """End the backend of a transaction that is open: most likely one that holds a record."""
-    connection = psycopg2.connect(world.dsn, connect_timeout=2)
-    connection.autocommit = True
-    try:
-        with connection.cursor() as cursor:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while time.monotonic() < deadline:
-                cursor.execute(
-                    "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND state LIKE 'idle in transaction%' ORDER BY pid"
-                )
-                if holders := cursor.fetchall():
-                    cursor.execute("SELECT pg_terminate_backend(%s)", rng.choice(holders))
-                    return True
-                time.sleep(0.01)
-    finally:
-        connection.close()
+    with contextlib.closing(psycopg2.connect(world.dsn, connect_timeout=2)) as connection:
+        connection.autocommit = True
+        cursor = connection.cursor()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            cursor.execute(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+                " AND state LIKE 'idle in transaction%' ORDER BY pid"
+            )
+            if holders := cursor.fetchall():
+                cursor.execute("SELECT pg_terminate_backend(%s)", rng.choice(holders))
+                return True
+            time.sleep(0.01)
     return False
 
 
@@ -137,20 +130,21 @@ def cut(world: World, _rng: random.Random) -> bool:
     return True
 
 
-FAULTS: dict[str, Act] = {
+FLUSH, REDIS_DOWN, CRASH = "Redis: FLUSHALL", "Redis: kill -9 and start", "Postgres: crash and restart"
+LOST, TERMINATED = "Postgres: COMMIT's reply lost", "Postgres: holder terminated"
+FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "worker: kill -9": kill_worker,
     "gunicorn: SIGHUP": hang_up,
-    "Redis: FLUSHALL": flush,
-    "Redis: kill -9 and start": kill_redis,
+    FLUSH: flush,
+    REDIS_DOWN: kill_redis,
     "Redis: paused": pause_redis,
     "Redis: full": fill_redis,
-    "Postgres: holder terminated": terminate,
-    "Postgres: crash and restart": crash_postgres,
-    "Postgres: COMMIT's reply lost": lose_commit,
+    TERMINATED: terminate,
+    CRASH: crash_postgres,
+    LOST: lose_commit,
     "Postgres: connections reset": cut,
 }
-CRASH, PAUSE, KILL = "Postgres: crash and restart", "Redis: paused", "worker: kill -9"
-EMPTIES = ("Redis: FLUSHALL", "Redis: kill -9 and start")
+"""Each returns whether it found a victim."""
 
 
 def harass(

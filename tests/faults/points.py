@@ -1,8 +1,8 @@
 """Points on a request's way where a worker kills itself, if the request asks for it in a header.
 
-They exist only here: the stores and the wire of the application under test are wrapped. A message
-that carries several statements is sent in two pieces if, and only if, the request is to die between
-them; all others travel as they do for a user.
+They exist only here: the stores of the application under test are wrapped. A message that carries
+several statements is sent in two pieces if, and only if, the request is to die between them; all others
+travel as they do for a user.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ POINTS = {
     "commit": "after COMMIT, before Redis replies",
     "release": "after Redis, before the client reads",
 }
-TROUBLE = ("raise", "fail", "decline", "fork")
-"""What else a request may ask for: that its view raises, answers 500, answers 402, or forks."""
+TROUBLE = ("raise", "fail", "decline")
+"""What else a request may ask for: that its view raises, answers 500, or answers 402."""
 
 
 class Deliberate(RuntimeError):
@@ -48,21 +49,19 @@ class _Asked(threading.local):
 
 
 asked = _Asked()
-is_child = False
-"""Forked in a view: under gevent, copies of all other requests go on there, and are refused."""
 journal: Journal | None = None
 
 
 def point(name: str) -> None:
     """Die here, at once and without a word, if the request asked for it."""
     if journal is not None and asked.fault == name:
-        journal.note("death", point=name, scope=asked.scope, key=asked.key)
+        note("death", point=name)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def note(event: str, **facts: Any) -> None:
-    """Write an event of the present request down; an error that a child hears is not its parent's."""
-    if journal is not None and not (is_child and event == "error"):
+    """Write an event of the present request down."""
+    if journal is not None:
         journal.note(event, scope=asked.scope, key=asked.key, **facts)
 
 
@@ -92,62 +91,49 @@ def install_in_stores(state: AppState) -> None:
     """Put points around the lock and inside the messages to Postgres."""
     lock: Any = state.lock
     store_failed.connect(_note_miss, state.app, weak=False)
-    lock.acquire = _after_acquire(lock.acquire)
-    lock.finish = _after_finish(lock.finish)
-    (wires,) = {
-        class_of(engine.dialect.name, engine.dialect.driver)
-        for engine in state.sessions.engines.values()
-    }
-    send, commit = wires.send, wires.commit
+    acquire, finish = lock.acquire, lock.finish
 
-    def in_pieces(
-        self: RawConnection,
-        text: str,
-        values: Mapping[str, Any] | None = None,
-        first: Sequence[str] = (),
-    ) -> Any:
-        claim, end, _ = text.partition("COMMIT;\n")
-        if asked.fault == "claim" and end:
-            send(self, claim + end, values, first)
-            point("claim")
-        return send(self, text, values, first)
-
-    def commit_in_pieces(
-        self: RawConnection, text: str, values: Mapping[str, Any], first: Sequence[str]
-    ) -> None:
-        if asked.fault == "answer":
-            send(self, text, values, first)
-            point("answer")
-        commit(self, text, values, first)
-        point("commit")
-
-    wires.send = in_pieces  # type: ignore[method-assign]
-    wires.commit = commit_in_pieces  # type: ignore[method-assign]
-
-
-def _note_miss(_sender: Flask, event: Event) -> None:
-    if not event.operation:  # Redis fails for no operation: none depends on it
-        note("miss")
-
-
-def _after_acquire(acquire: Callable[..., Glance]) -> Callable[..., Glance]:
-    def wrapped(*args: Any) -> Glance:
-        glance = acquire(*args)
+    def acquire_and_die(*args: Any) -> Glance:
+        glance: Glance = acquire(*args)
         if glance is Glance.MINE:
             point("lock")
         return glance
 
-    return wrapped
+    def finish_and_die(*args: Any) -> Callable[[], None]:
+        read_reply = finish(*args)
 
-
-def _after_finish(finish: Callable[..., Callable[[], object]]) -> Callable[..., Callable[[], object]]:
-    def wrapped(*args: Any) -> Callable[[], object]:
-        lock_is_told = finish(*args)
-
-        def told() -> None:
-            lock_is_told()
+        def replied() -> None:
+            read_reply()
             point("release")
 
-        return told
+        return replied
 
-    return wrapped
+    lock.acquire, lock.finish = acquire_and_die, finish_and_die
+    (driver,) = {
+        class_of(engine.dialect.name, engine.dialect.driver)
+        for engine in state.sessions.engines.values()
+    }
+    send, commit = driver.send, driver.commit
+
+    def in_pieces(self: RawConnection, text: str, *more: Any, **named: Any) -> Any:
+        claim, end, _ = text.partition("COMMIT;\n")
+        if asked.fault == "claim" and end:
+            send(self, claim + end, *more, **named)
+            point("claim")
+        return send(self, text, *more, **named)
+
+    def commit_in_pieces(self: RawConnection, text: str, *more: Any, **named: Any) -> None:
+        if asked.fault == "answer":
+            send(self, text, *more, **named)
+            point("answer")
+        commit(self, text, *more, **named)
+        point("commit")
+
+    driver.send = in_pieces  # type: ignore[method-assign]
+    driver.commit = commit_in_pieces  # type: ignore[method-assign]
+
+
+def _note_miss(_sender: Flask, event: Event) -> None:
+    """A call to Redis failed, which the worker then leaves alone for a while."""
+    if journal is not None and not event.operation:
+        journal.note("fault", kind="Redis: no reply", ended=time.monotonic())

@@ -9,32 +9,137 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import psutil
 
-from tests.faults import truth
-from tests.faults.checker import Quota, missing
+import servers
+import tests.sessions
+from laboratory import running
+from tests.faults import app, truth
+from tests.faults.checker import missing
 from tests.faults.history import History, Journal, load
-from tests.faults.machines import Machines, Plan
-from tests.faults.nemesis import harass
-from tests.faults.points import TROUBLE
+from tests.faults.nemesis import FAULTS, World, flush, harass
+from tests.faults.points import POINTS, TROUBLE
+from tests.integration.apps import gunicorn_conf
+
+COOPERATIVE = {"COOPERATIVE": "yes", "PRELOAD": "no"}
+"""Lets greenlets change places while psycopg2 waits; see ``gunicorn_conf``. The application is loaded
+after gevent's patches: what a request asks for (``points.py``) is then its greenlet's own."""
+
+KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "sync": ((), {}),
+    "gthread": (("--threads", "3"), {}),
+    "gevent": (("--config", gunicorn_conf.__file__), COOPERATIVE),
+}
+"""Kinds of workers, their arguments and environment. All serve the same keys.
+
+Flask-SQLAlchemy-Lite 0.2.1 closes its asynchronous sessions in an event loop at the end of a context,
+and the loops of two greenlets are in one another's way: it runs without gevent.
+"""
 
 SCOPES = ("alice", "bob")
+CLIENTS, WORKERS = 12, 6
+EVENT_SHARE = 0.3  # of the keys: handled by run(), half of them leased
 LONGEST_VIEW_SECONDS = 1.3  # longer than a lock in Redis is trusted, which is one second
 GIVE_UP_SECONDS = 12.0
 ANSWER_SECONDS = 60.0  # longer than a worker takes to start, or given up requests would still come
-WELL_SECONDS = 60.0
 MOST_TIMES_AS_LONG = 16  # as planned; a busy machine needs longer to be hit as often
 
 
 @dataclass(frozen=True)
-class Task:
+class Plan:
+    """What a run is made of. A share is one of the requests (``changed_share``: of the keys).
+
+    ``kill_share`` asks to die at a point, ``trouble_share`` for a view that raises or declines,
+    ``slow_share`` for one that takes longer than the probe age.
+    ``wait`` is IDEMPOTENCY_WAIT: with it, duplicates wait in Postgres and not before it.
+    """
+
+    seconds: float = 60.0
+    seed: int = 1
+    design: str = "ours"
+    faults: tuple[str, ...] = tuple(FAULTS)
+    points: tuple[str, ...] = tuple(POINTS)
+    kill_share: float = 0.15
+    slow_share: float = 0.03
+    trouble_share: float = 0.03
+    changed_share: float = 0.15
+    pause_seconds: float = 0.7
+    wait: float = 0.0
+
+    @property
+    def calm_seconds(self) -> float:
+        """How long a run goes on after the faults have stopped."""
+        return min(5.0, 0.3 * self.seconds)
+
+    def quota(self, points: int = 1, faults: int = 1) -> dict[str, int]:
+        """How often each point and each fault must have been hit."""
+        return {**dict.fromkeys(self.points, points), **dict.fromkeys(self.faults, faults)}
+
+
+class Machines(ExitStack):
+    """A PostgreSQL and a Redis of our own, for one run or several, each on a database of its own."""
+
+    def __enter__(self) -> Machines:
+        # A crash should lose what was not flushed: claims are committed asynchronously.
+        lazy: dict[str, servers.process.Setting] = {"max_connections": 100, "wal_writer_delay": "10s"}
+        self.postgres = self.enter_context(servers.Postgres(fsync=False, settings=lazy))
+        self.redis = self.enter_context(servers.Redis())
+        self._numbers = itertools.count(1)
+        return self
+
+    @contextlib.contextmanager
+    def serve(self, plan: Plan, path: Path) -> Iterator[tuple[World, list[str]]]:
+        """The application under gunicorn, once for each kind; what is left is killed in the end."""
+        database = self.postgres.database(f"faults_{next(self._numbers)}")
+        app.create_tables(database)
+        with ExitStack() as stack:
+            proxy = stack.enter_context(servers.FaultProxy(database))
+            environment = {
+                "DATABASE_URL": proxy.url,
+                "REDIS_URL": self.redis.url,
+                "FAULTS_DESIGN": plan.design,
+                "FAULTS_SESSIONS": tests.sessions.usual,
+                "FAULTS_JOURNAL": str(path),
+                "FAULTS_WAIT": str(plan.wait),
+            }
+            world = World(self.postgres, self.redis, proxy, servers.plain_dsn(database), [])
+            urls = []
+            kinds = {k: KINDS[k] for k in KINDS if (tests.sessions.usual, k) != ("lite", "gevent")}
+            for kind, (more, variables) in kinds.items():
+                count = str(WORKERS // len(kinds))
+                how = f"--worker-class {kind} --workers {count} --log-level critical".split()
+                given = {**environment, **variables}
+                gunicorn = running.gunicorn("tests.faults.app:create_app()", given, *how, *more)
+                url, process = stack.enter_context(gunicorn)
+                urls.append(url)
+                world.gunicorns.append(psutil.Process(process.pid))
+            world.heal()
+            flush(world, random.Random())
+            try:
+                yield world, urls
+            finally:
+                end(world.gunicorns)
+
+
+def end(masters: list[psutil.Process]) -> None:
+    """Kill gunicorns with their workers: a clean end would take seconds, and shows nothing."""
+    for master in masters:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            master.suspend()  # so that no new worker comes
+            for each in (*master.children(), master):
+                each.kill()
+
+
+class Task(NamedTuple):
     """A client's errand: get a definite answer, then ask ``again`` times."""
 
     scope: str
@@ -43,116 +148,60 @@ class Task:
     again: int
 
 
-@dataclass
 class Soak:
-    """A run's servers and what its clients share."""
+    """What the clients of a run share."""
 
-    plan: Plan
-    urls: list[str]
-    journal: Journal
-
-    def __post_init__(self) -> None:
+    def __init__(self, plan: Plan, urls: list[str], journal: Journal) -> None:
+        self.plan, self.urls, self.journal = plan, urls, journal
         self.faulty, self.over = threading.Event(), threading.Event()
         self.faulty.set()
         self._numbers = itertools.count(1)
         self._on_their_way: set[int] = set()
-        self._delivered: list[int] = []
-        self._tasks = self._make_tasks(random.Random(f"{self.plan.seed} tasks"))
+        self._tasks = self._make_tasks(random.Random(f"{plan.seed} tasks"))
         self._lock = threading.Lock()
 
     def _make_tasks(self, rng: random.Random) -> Iterator[Task]:
         """Each key in both scopes with equal bodies, duplicates side by side; old keys now and then."""
-        for number in itertools.count():
-            key = f"key-{number}"
+        keys: list[str] = []
+        while True:
+            is_event = rng.random() < EVENT_SHARE
+            keys.append(f"{rng.choice(('atomic', 'leased')) if is_event else 'key'}-{len(keys)}")
             for scope in SCOPES:
-                for _ in range(rng.randint(1, self.plan.most_duplicates)):
-                    yield Task(scope, key, 0, rng.randint(0, 2))
+                for _ in range(rng.randint(1, 3)):
+                    yield Task(scope, keys[-1], 0, rng.randint(0, 2))
                 if rng.random() < self.plan.changed_share:
-                    yield Task(scope, key, 1, 0)  # a changed body under the same key
-            if number and rng.random() < 0.7:
-                yield Task(rng.choice(SCOPES), f"key-{rng.randrange(number)}", 0, 0)
+                    yield Task(scope, keys[-1], 1, 0)  # a changed body under the same key
+            if rng.random() < 0.7:
+                yield Task(rng.choice(SCOPES), rng.choice(keys), 0, 0)
 
     def client(self, number: int) -> None:
         """Errands until the run is over; the last one is seen through."""
         rng = random.Random(f"{self.plan.seed} client {number}")
         while not self.over.is_set():
-            if rng.random() < self.plan.event_share:
-                events = self._make_events(rng)
-                self._pursue(events, rng)
-                self._deliver(events, rng)
-                continue
             with self._lock:
                 task = next(self._tasks)
-            self._pursue([task], rng)
+            self._pursue(task, rng)
             for _ in range(task.again):
                 self._ask(task, rng)
 
-    def _make_events(self, rng: random.Random) -> list[Task]:
-        """Three events of one delivery; now and then one that another delivery has brought before."""
-        numbers = [next(self._numbers) for _ in range(3)]
-        if rng.random() < 0.5:
-            numbers[0] = rng.choice(self._delivered or numbers)
-        self._delivered = [*self._delivered[-9:], numbers[1]]
-        return [Task(rng.choice(SCOPES), f"{self._kind(n)}-{n}", 0, 0) for n in numbers]
-
-    @staticmethod
-    def _kind(number: int) -> str:
-        return "leased" if number % 2 else "atomic"
-
-    def _pursue(self, tasks: list[Task], rng: random.Random) -> None:
-        """Ask until every answer is definite, or the run has long been over."""
-        pause, gives_up = 0.04, None
-        while tasks := self._ask_for(tasks, rng):
+    def _pursue(self, task: Task, rng: random.Random) -> None:
+        """Ask until the answer is definite, or the run has long been over."""
+        pause, gives_up = 0.04, float("inf")
+        while not self._ask(task, rng) and time.monotonic() < gives_up:
             if self.over.is_set():
-                gives_up = gives_up or time.monotonic() + GIVE_UP_SECONDS
-                if time.monotonic() > gives_up:
-                    return
+                gives_up = min(gives_up, time.monotonic() + GIVE_UP_SECONDS)
             time.sleep(rng.uniform(0.5, 1.0) * pause)
             pause = min(0.25, 1.6 * pause)
 
-    def _ask_for(self, tasks: list[Task], rng: random.Random) -> list[Task]:
-        """One request for all of them; those whose answer is not definite."""
-        if tasks[0].key.startswith("key"):
-            return [] if self._ask(tasks[0], rng) else tasks
-        return self._deliver(tasks, rng)
-
-    def _deliver(self, events: list[Task], rng: random.Random) -> list[Task]:
-        """Deliver events in one request; those whose answer is not definite."""
-        numbers = {next(self._numbers): event for event in events}
-        fault, sleep = self._fault_and_sleep(rng, ())
-        if fault:
-            self._on_their_way |= numbers.keys()
-        for number, event in numbers.items():
-            asked = {"scope": event.scope, "key": event.key, "body": event.body, "fault": fault}
-            self.journal.note("invoke", id=number, **asked)
-        headers = {"X-Fault": fault, "X-Sleep": str(sleep), "Content-Type": "application/json"}
-        body = json.dumps([vars(event) for event in events]).encode()
-        status, answer, _ = send(rng.choice(self.urls) + "/events", headers, body)
-        results = json.loads(answer) if status == 200 else [{"status": status}] * len(events)
-        for number, got in zip(numbers, results, strict=True):
-            facts = {
-                "status": got["status"],
-                "answer": truth.digest(got.get("answer", "").encode()),
-                "execution": got.get("execution", ""),
-                "replayed": got.get("replayed", False),
-            }
-            self.journal.note("return", id=number, **facts)
-        self._on_their_way -= numbers.keys()
-        return [
-            event
-            for event, got in zip(events, results, strict=True)
-            if got["status"] not in (201, 402, 422)
-        ]
-
-    def _fault_and_sleep(self, rng: random.Random, trouble: Sequence[str]) -> tuple[str, int]:
+    def _fault_and_sleep(self, rng: random.Random) -> tuple[str, int]:
         """What is to go wrong in a request, and how many milliseconds its view takes."""
         plan, fault, sleep = self.plan, "", rng.choice((0, 0, 2, 10, 20))
         if self.faulty.is_set():
             lot = rng.random()
             if lot < plan.kill_share and plan.points:
                 fault = rng.choice(plan.points)
-            elif trouble and lot > 1 - plan.trouble_share:
-                fault = rng.choice(trouble)
+            elif lot > 1 - plan.trouble_share:
+                fault = rng.choice(TROUBLE)
             lot = rng.random()
             if lot < plan.slow_share:
                 sleep = int(LONGEST_VIEW_SECONDS * 1000)
@@ -163,7 +212,7 @@ class Soak:
     def _ask(self, task: Task, rng: random.Random) -> bool:
         """One request; whether its answer is definite."""
         number = next(self._numbers)
-        fault, sleep = self._fault_and_sleep(rng, TROUBLE)
+        fault, sleep = self._fault_and_sleep(rng)
         headers = {
             "Idempotency-Key": task.key,
             "X-User": task.scope,
@@ -171,13 +220,11 @@ class Soak:
             "X-Sleep": str(sleep),
             "Content-Type": "application/json",
         }
-        asked = {"scope": task.scope, "key": task.key, "body": task.body, "fault": fault}
         if fault:
             self._on_their_way.add(number)
-        self.journal.note("invoke", id=number, **asked)
-        status, answer, replayed = send(
-            rng.choice(self.urls) + "/payments", headers, json.dumps({"body": task.body}).encode()
-        )
+        self.journal.note("invoke", id=number, scope=task.scope, key=task.key, body=task.body)
+        url = f"{rng.choice(self.urls)}/{truth.endpoint_of(task.key)}"
+        status, answer, replayed = send(url, headers, json.dumps({"body": task.body}).encode())
         execution = json.loads(answer).get("execution", "") if status == 201 else ""
         got = {"status": status, "answer": truth.digest(answer), "execution": execution}
         self.journal.note("return", id=number, replayed=replayed, **got)
@@ -190,11 +237,11 @@ class Soak:
         On a busy machine a worker needs seconds to start, and requests wait for it before any code of
         ours sees them. That must not count as time in which a key was blocked.
         """
-        deadline = time.monotonic() + WELL_SECONDS
+        deadline = time.monotonic() + ANSWER_SECONDS
         answered: set[int] = set()
         while self._on_their_way or any(_pids(master) - answered for master in gunicorns):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not every worker answered within {WELL_SECONDS} s")
+                raise TimeoutError(f"not every worker answered within {ANSWER_SECONDS} s")
             for url in self.urls:
                 with contextlib.suppress(OSError, ValueError):
                     answered.add(int(urlopen(url, timeout=ANSWER_SECONDS).read()))  # noqa: S310 -- ours
@@ -213,29 +260,27 @@ def send(url: str, headers: dict[str, str], body: bytes) -> tuple[int | None, by
         connection.request("POST", where.path, body, headers)
         response = connection.getresponse()
         answer = response.read()
-        if (
-            "Content-Length" not in response.headers
-        ):  # cut in the headers: nothing tells it from a whole one
-            return None, b"", False
     except (OSError, http.client.HTTPException):
         return None, b"", False
     finally:
         connection.close()
+    if "Content-Length" not in response.headers:  # cut in the headers: nothing else tells it
+        return None, b"", False
     return response.status, answer, response.headers.get("Idempotent-Replayed") == "true"
 
 
 def run(
-    plan: Plan, path: Path, machines: Machines, quota: Quota | None = None
+    plan: Plan, path: Path, machines: Machines, quota: dict[str, int] | None = None
 ) -> tuple[History, truth.Truth]:
-    """Run a plan, its journal in ``path``: what was seen, and what the servers hold at the end.
+    """Run a plan, its journal in ``path``: what was seen, and what the database holds at the end.
 
     With a ``quota`` the faults go on until it is filled, for ``MOST_TIMES_AS_LONG`` at most.
     """
     with machines.serve(plan, path) as (world, urls), contextlib.closing(Journal(path)) as journal:
         soak, stop = Soak(plan, urls, journal), threading.Event()
         rng = random.Random(f"{plan.seed} nemesis")
-        with ThreadPoolExecutor(plan.clients + 1) as pool:
-            work = [pool.submit(soak.client, number) for number in range(plan.clients)]
+        with ThreadPoolExecutor(CLIENTS + 1) as pool:
+            work = [pool.submit(soak.client, number) for number in range(CLIENTS)]
             given = (world, journal, plan.faults, rng, plan.pause_seconds, stop)
             nemesis = pool.submit(harass, *given)
             try:
@@ -258,4 +303,4 @@ def run(
             for each in work:
                 each.result()
         history = load(path)
-        return history, truth.read(world, plan.design, history)
+        return history, truth.read(world.dsn, history)

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.drivers import EACH
-from tests.faults import controls
-from tests.faults.checker import Limits, Quota, emptiness, violations
-from tests.faults.machines import Machines, Plan
-from tests.faults.report import summary, table
-from tests.faults.soak import LONGEST_VIEW_SECONDS, run
+from tests.faults.__main__ import caught, report
+from tests.faults.checker import emptiness, violations
+from tests.faults.soak import LONGEST_VIEW_SECONDS, Machines, Plan, run
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.timeout(180)
@@ -31,17 +29,16 @@ def test_every_guarantee_holds_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:
     plan = Plan(seconds=8, seed=1, wait=wait, pause_seconds=0.4)
-    quota = Quota(dict.fromkeys(plan.points, 1), dict.fromkeys(plan.faults, 1))
-    history, truth = run(plan, tmp_path / "journal.jsonl", machines, quota)
+    history, truth = run(plan, tmp_path / "journal.jsonl", machines, plan.quota())
     # Other tests run beside it; `make faults`, which runs alone, has less patience.
-    found = violations(history, truth, Limits(LONGEST_VIEW_SECONDS + PATIENCE_SECONDS))
-    print(table(plan, history, found), summary(plan, history, found), sep="\n\n")
-    assert found == []
-    assert emptiness(history, quota) == []
+    found = violations(history, truth, LONGEST_VIEW_SECONDS + PATIENCE_SECONDS)
+    empty = emptiness(history, plan.quota())
+    print(report(plan, history, found, empty))
+    assert (found, empty) == ([], [])
 
 
 @pytest.mark.of_tests
 @EACH
 def test_who_breaks_a_promise_is_caught(machines: Machines) -> None:
-    rules = {each.rule for each in controls.caught("no_row_lock", 1, 5, machines)}
+    rules = {each.rule for each in caught("no_row_lock", 1, 5, machines)}
     assert "more than one row" in rules

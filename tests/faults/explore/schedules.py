@@ -33,7 +33,6 @@ class Kind(Enum):
     LOOK = "reads what is committed"
     CHANGE = "locks, or changes what is not committed yet"
     COMMIT = "changes what everybody sees"
-    CLOCK = "moves the time of all"
 
 
 _BLIND = ({Kind.LOOK}, {Kind.LOOK, Kind.CHANGE})
@@ -55,7 +54,7 @@ class Choice:
 def independent(one: Choice, other: Choice) -> bool:
     """Whether the order of two choices makes no difference, to them and to anybody else."""
     kinds = {one.kind, other.kind}
-    if one.actor == other.actor or (one.how and other.how) or Kind.CLOCK in kinds:
+    if one.actor == other.actor or (one.how and other.how):
         return False  # (faults share a budget)
     if Kind.UNNOTICED in kinds:
         return True
@@ -172,32 +171,24 @@ class Stage:
 
 
 class Schedule(Protocol):
-    """One run, as :func:`explore` sees it."""
+    """One run, as :func:`explore` sees it.
 
-    def choices(self) -> list[Choice]:
-        """What may happen next; empty at the end."""
-        ...
+    ``choices`` is what may happen next, empty at the end. ``do`` lets one happen, and gives what could
+    have happened in its place, as far as it shows only now. ``check`` says at the end how it came out,
+    or raises :class:`Violation`. ``dismiss`` leaves nothing behind.
+    """
 
-    def do(self, choice: Choice) -> list[Choice]:
-        """Let it happen. Gives what could have happened in its place, as far as it shows only now."""
-        ...
-
-    def check(self) -> str:
-        """The end: a line that says how it came out. Raises :class:`Violation`."""
-        ...
-
-    def dismiss(self) -> None:
-        """End, leaving nothing behind."""
-        ...
+    def choices(self) -> list[Choice]: ...
+    def do(self, choice: Choice) -> list[Choice]: ...
+    def check(self) -> str: ...
+    def dismiss(self) -> None: ...
 
 
 @dataclass
 class Report:
-    """What :func:`explore` found. ``redundant`` counts runs cut short, as another stands for them."""
+    """What :func:`explore` found."""
 
     schedules: int = 0
-    redundant: int = 0
-    deepest: int = 0
     seconds: float = 0.0
     exhausted: bool = False
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -218,9 +209,8 @@ def explore(
     depth: int | None = None,
     limit: int | None = None,
     reduced: bool = True,
-    stop_at_violation: bool = True,
 ) -> Report:
-    """Run every schedule.
+    """Run every schedule until one breaks a guarantee.
 
     Beyond the first ``depth`` choices of a schedule only one way is tried, and after ``limit``
     schedules nothing more. Without ``reduced`` also the orders that make no difference are run.
@@ -232,16 +222,13 @@ def explore(
             if _run(schedule, path, taken, depth, reduced):
                 report.schedules += 1
                 report.outcomes[schedule.check()] += 1
-            else:
-                report.redundant += 1
         except Violation as violation:
             report.violations.append(f"{violation}; after " + ", ".join(map(str, taken)))
         finally:
             schedule.dismiss()
-        report.deepest = max(report.deepest, len(taken))
         while path and len(path[-1].todo) <= 1:
             path.pop()
-        if not path or (stop_at_violation and report.violations):
+        if not path or report.violations:
             break
         path[-1].asleep.add(path[-1].todo.pop(0))
     report.exhausted = not path

@@ -1,11 +1,10 @@
-"""Attempts at one operation, what may happen to them, and what must hold at the end."""
+"""Attempts at one operation, and what may happen to them; what must hold, the soak's checker says."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from flask_idempotency.core.engine import DecisionEngine, Execution, Replay
 from flask_idempotency.core.errors import KeyReused, NotAtomic, RequestInProgress, StoreUnavailable
@@ -15,22 +14,19 @@ from flask_idempotency.core.records import Claim, Sealer, State, StoredResponse
 from flask_idempotency.session.transaction import FIRST
 from flask_idempotency.stores.lock import RedisLock
 from tests.drivers import own_cursor
+from tests.faults.checker import violations
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, PROBE_AFTER_SECONDS, TIMES_OUT, Clock, Servers
+from tests.faults.history import Fault, History, Name, Request, Run
+from tests.faults.truth import Kept, Row, Truth
 
 FAULT = "!"
-CRASH, CONNECTION_LOST, FLUSH, AGE, EXPIRE = (
-    "crash",
-    "connection lost",
-    "FLUSHALL",
-    "grows old",
-    "expire",
-)
+CRASH, CONNECTION_LOST, FLUSH, AGE = "crash", "connection lost", "FLUSHALL", "grows old"
 TTL_SECONDS = 3600
-_ROWS = "SELECT body FROM payment WHERE key = %s"
-_INSERT = "INSERT INTO payment VALUES (%s, %s)"
+_ROWS = "SELECT body, execution FROM payment WHERE key = %s"
+_INSERT = "INSERT INTO payment VALUES (%s, %s, %s)"
 _CLEAN = "DELETE FROM payment WHERE key = %s; DELETE FROM idempotency_record WHERE key = %s"
-_FINAL = ("ran", "replayed")
+NAME: Name = ("", "")
 _MISTAKES = AttributeError, NameError, TypeError
 """What a mutant or a world that has grown old raises. It would be "caught", and prove nothing."""
 _numbers = itertools.count()
@@ -48,6 +44,10 @@ class Plan:
     escapes: bool = False
     other: bool = False
     wait: float = 0
+
+
+FAILS, OTHER = Plan(fails=True), Plan(other=True)
+ALONE, THREE = (Plan(),), (Plan(),) * 3
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,15 @@ class Bound:
     depth: int | None = None
 
 
+@dataclass(frozen=True)
+class Told:
+    """What an attempt was told. Without a status its process is dead."""
+
+    status: int | None = None
+    answer: StoredResponse | None = None
+    replayed: bool = False
+
+
 class World:
     """One schedule: a fresh key, its attempts, and what has happened so far."""
 
@@ -76,68 +85,61 @@ class World:
         self.key = hashlib.sha256(b"%d" % next(_numbers)).digest()
         self._lock_name = f"explored:{self.key.hex()}"
         self._trace: list[tuple[str, str]] = []
-        self._claims: list[tuple[str, int, bool]] = []  # who was let run, as which attempt
+        self._runs: list[Run] = []
         self._left, self._time_outs = set(bound.faults), bound.time_outs
         if bound.before:
             self._attempt("before", bound.before)
         if bound.expired:
-            servers.let_pass(2 * TTL_SECONDS)
+            servers.ask("UPDATE idempotency_record SET expires_at = now() - interval '1 hour'")
             servers.ask("DELETE FROM payment")  # of a lifetime that does not count here
-            self._claims.clear()
+            self._runs.clear()
         self._stage = Stage(servers.is_waiting)
         self._plans = dict(zip("ABC", bound.plans, strict=False))
         for name, plan in self._plans.items():
             self._stage.add(name, lambda name=name, plan=plan: self._attempt(name, plan))
         if bound.expired:
-            self._add_purge()
-
-    def _add_purge(self) -> None:
-        self._stage.add("purge", lambda: next(self._servers.records.admin().purge(10), 0))
+            self._stage.add("purge", lambda: next(servers.records.admin().purge(10), 0))
 
     # What the attempts do
 
-    def _attempt(self, name: str, plan: Plan) -> tuple[str, str]:
-        """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
+    def _attempt(self, name: str, plan: Plan) -> Told:
+        """What a request does in a process of its own, as in ``attempt.py``."""
         lock = RedisLock(self._servers.redis, "explored:")
         fast = lock if self._bound.redis else Lock()
         engine = DecisionEngine(self._servers.records, fast, Sealer(), Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
-            try:
-                decision = engine.decide(claim, plan.wait)
-            except RequestInProgress:
-                return "in progress", ""
-            except KeyReused:
-                return "mismatch", ""
-            match decision:
+            match engine.decide(claim, plan.wait):
                 case Replay(answer):
-                    body = (answer.body or b"").decode()
-                    return ("replayed" if answer == _answer(body) else "another answer"), body
+                    return Told(201, answer, replayed=True)
                 case Execution() as execution:
-                    self._claims.append((name, execution.hold.attempt, plan.other))
+                    at, number = len(self._trace), execution.hold.attempt
+                    self._runs.append(Run(*NAME, int(plan.other), number, name, at))
                     try:
                         return self._view(name, plan, execution)
                     except Exception as error:
                         raise execution.hold.explain(error) or error from error
                     finally:
                         execution.abandon()
-        except (StoreUnavailable, RequestInProgress, NotAtomic) as error:
-            return type(error).__name__, ""
+        except (KeyReused, StoreUnavailable, RequestInProgress) as error:
+            return Told(error.status)
+        except NotAtomic:
+            return Told(500)
 
-    def _view(self, name: str, plan: Plan, execution: Any) -> tuple[str, str]:
-        actor, connection, body = Actor.current(), execution.hold.connection, f"{name}\n"
+    def _view(self, name: str, plan: Plan, execution: Execution) -> Told:
+        actor, hold = Actor.current(), execution.hold
         if actor and plan.escapes:
             actor.stop_before("escape", Kind.CHANGE)
-            raw = execution.hold.transaction.raw
-            own_cursor(raw.driver).execute(f"ROLLBACK; BEGIN; SAVEPOINT {FIRST}")
+            own_cursor(hold.transaction.raw.driver).execute(f"ROLLBACK; BEGIN; SAVEPOINT {FIRST}")
         if actor:
             actor.stop_before("write", Kind.UNNOTICED)
-        connection.exec_driver_sql(_INSERT, (self.key, body))
+        hold.connection.exec_driver_sql(_INSERT, (self.key, int(plan.other), name))
         if plan.fails:
-            return "failed", ""
-        execution.complete(_answer(body))
-        return "ran", body
+            return Told(500)
+        answer = StoredResponse(201, (("X-By", name),), f"{name}\n".encode())
+        execution.complete(answer)
+        return Told(201, answer)
 
     # What may happen next
 
@@ -185,8 +187,6 @@ class World:
             faults.append(Choice("redis", FLUSH, Kind.REDIS, FAULT))
         if AGE in self._left and held and held != b"1:done":
             faults.append(Choice("redis", AGE, Kind.REDIS, FAULT))
-        if EXPIRE in self._left and (self._bound.before or any(s == "commit" for _, s in self._trace)):
-            faults.append(Choice("clock", EXPIRE, Kind.CLOCK, FAULT))
         return faults
 
     def do(self, choice: Choice) -> list[Choice]:
@@ -194,31 +194,24 @@ class World:
         self._left.discard(choice.step if choice.how == FAULT else choice.how)
         self._time_outs -= choice.how == TIMES_OUT
         others = []
-        match choice.step:
-            case str(step) if step == FLUSH:
-                self._servers.redis.flushall()
-            case str(step) if step == AGE:
-                self._grow_old()
-            case str(step) if step == EXPIRE:
-                self._servers.let_pass(2 * TTL_SECONDS)
-                self._add_purge()
-            case str(step) if step == CRASH:
-                self._crash(self._stage[choice.actor])
-            case str(step) if step == CONNECTION_LOST:
-                self._servers.terminate(self._stage[choice.actor].backend or 0)
-            case _:
-                actor = self._stage[choice.actor]
-                actor.go(choice.how)
-                self._stage.settle(actor, may_wait=choice.how != TIMES_OUT)
-                if actor.blocked and not choice.how and self._time_outs:
-                    others.append(Choice(choice.actor, choice.step, choice.kind, TIMES_OUT))
+        if choice.step == FLUSH:
+            self._servers.redis.flushall()
+        elif choice.step == AGE:
+            self._servers.redis.pexpire(self._lock_name, PROBE_AFTER_SECONDS * 500)
+        elif choice.step == CRASH:
+            self._crash(self._stage[choice.actor])
+        elif choice.step == CONNECTION_LOST:
+            self._servers.terminate(self._stage[choice.actor].backend or 0)
+        else:
+            actor = self._stage[choice.actor]
+            actor.go(choice.how)
+            self._stage.settle(actor, may_wait=choice.how != TIMES_OUT)
+            if actor.blocked and not choice.how and self._time_outs:
+                others.append(replace(choice, how=TIMES_OUT))
         for actor in self._stage.actors:
             if actor.blocked:
                 self._stage.settle(actor)  # it goes on, if it has got its lock
         return others
-
-    def _grow_old(self) -> None:
-        self._servers.redis.pexpire(self._lock_name, PROBE_AFTER_SECONDS * 500)
 
     def _crash(self, actor: Actor) -> None:
         backend, actor.crashed, actor.dead = actor.backend, True, True
@@ -235,106 +228,56 @@ class World:
     # What must hold at the end
 
     def check(self) -> str:
-        """Nothing moves any more: retry once, and hold all answers and rows against each other."""
-        results = {name: _result(self._stage[name]) for name in self._plans}
-        rows = self._rows()
-        for name, (kind, body) in results.items():
-            if kind in _FINAL and body not in rows:
-                raise Violation(f"{name} was answered {body!r}, which is not committed")
-            if kind == StoreUnavailable.__name__ and self._done <= {AGE, EXPIRE, FLUSH}:
-                raise Violation(f"{name} was told that the store is unavailable, which it was not")
-            if kind == "another answer":
-                raise Violation(f"{name} was given another answer than the stored one")
-        self._check_eras(rows)
-        self._check_late(results)
+        """Nothing moves any more: retry, and give all that was told and is there to the checker."""
+        told = {name: _told(self._stage[name]) for name in self._plans}
+        if any(each.status == 503 for each in told.values()) and self._done <= {AGE, FLUSH}:
+            raise Violation("told that the store is unavailable, which it was not")
         self._servers.check_connections()
-        retry, rounds = self._retry(rows, results)
+        requests = [self._request(name, each) for name, each in told.items()]
+        record, at = self._servers.records.look(self.key), len(self._trace)
+        owner = record is not None and record.fingerprint.digest[:1] == b"b"
+        bodies = {plan.other for plan in self._plans.values()} | {owner}
+        for other in sorted(bodies, key=lambda other: other is not owner):  # the owner's first
+            retry = self._retry(Plan(other=other))
+            requests.append(_request(Plan(other=other), retry, at, at + 0.5))
+            if not requests[-1].is_definite:
+                raise Violation(f"stuck: the retry is told {retry.status}")
+            at += 1
         self._servers.check_connections()
-        ends = [f"{name} {kind}" for name, (kind, _) in results.items()]
-        return ", ".join([*ends, f"retry {retry}" + " once the lock is old" * (rounds - 1)])
-
-    def _check_eras(self, rows: list[str]) -> None:
-        """In one lifetime of the record: one row, one body, no attempt's number twice."""
-        for later in (False, True):
-            written = [row for row in rows if self._is_after_expiry(row.strip(), view=True) is later]
-            if len(written) > 1:
-                raise Violation(f"two rows: {written}")
-            let = [
-                (number, other)
-                for name, number, other in self._claims
-                if self._is_after_expiry(name) is later
-            ]
-            if len({other for _, other in let}) > 1:
-                raise Violation("two requests with different bodies were both let run")
-            if len({number for number, _ in let}) < len(let):
-                raise Violation(f"two attempts with one number: {self._claims}")
-
-    def _is_after_expiry(self, name: str, *, view: bool = False) -> bool:
-        """Whether an attempt claimed after the expiry, or its ``view`` outlasted the retention.
-
-        That begins again then; the claim's own message is not counted.
-        """
-        expiry, claim = (
-            self._at("clock", EXPIRE),
-            max(self._at(name, "insert"), self._at(name, "update")),
-        )
-        overran = self._at(name, "lock") < expiry < self._at(name, "write")
-        return claim > expiry > -1 or (view and overran)
-
-    def _check_late(self, results: dict[str, tuple[str, str]]) -> None:
-        """Who comes after an answer hears "in progress" only beside the one that ran."""
-        if self._done - {AGE}:
-            return
-        spans = {}
-        for name in results:
-            places = [at for at, (actor, _) in enumerate(self._trace) if actor == name]
-            spans[name] = places[0], places[-1]
-        for name, (kind, _) in results.items():
-            begin = spans[name][0]
-            late = any(spans[n][1] < begin for n, (kind, _) in results.items() if kind in _FINAL)
-            beside = any(spans[n][1] > begin for n, (kind, _) in results.items() if kind == "ran")
-            if kind == "in progress" and late and not beside:
-                raise Violation(f"{name} came after the end, and is told that it is in progress")
-
-    def _retry(self, rows: list[str], results: dict[str, tuple[str, str]]) -> tuple[str, int]:
-        """One retry to the end: the key is not stuck, and tells of what is committed."""
+        rows = [Row(*NAME, *row) for row in self._servers.ask(_ROWS, self.key)]
         record = self._servers.records.look(self.key)
-        plan = Plan(other=record is not None and record.fingerprint.digest[:1] == b"b")
-        rounds = 1
-        kind, body = self._attempt_again(plan)
-        lost = {CRASH, ANSWER_LOST} & self._done
-        marked = max(at for at in [-1, *(self._at(name, "mark") for name in results)])
-        if kind == "in progress" and lost and marked <= self._at("redis", FLUSH):
-            self._grow_old()
-            rounds = 2
-            kind, body = self._attempt_again(plan)
-        if kind not in _FINAL:
-            raise Violation(f"stuck: the retry is {kind}")
-        if rows and kind == "ran" and EXPIRE not in self._done:
-            raise Violation(f"committed, and run again by the retry: {rows}")
-        after = self._rows()
-        if sorted(after) != sorted(rows if kind == "replayed" else [*rows, body]) or body not in after:
-            raise Violation(f"the retry {kind} {body!r}: rows {after}, before {rows}")
-        found = self._servers.records.look(self.key)
-        if found is None or found.state is not State.COMPLETED or found.response != _answer(body):
-            raise Violation(f"the record does not hold the answer {body!r}: {found}")
-        told_of = {} if record is None or EXPIRE in self._done else results
-        for name, (told, _) in told_of.items():
-            wrong = _FINAL if self._plans[name].other is not plan.other else ("mismatch",)
-            if told in wrong:
-                raise Violation(f"{name} was told {told} of a record with another body")
-        return kind, rounds
+        kept = Kept(False)
+        if record is not None and record.state is State.COMPLETED:
+            kept = Kept(True, 201, _whole(record.response))
+        # Redis may not know of the end from then on.
+        faults = [Fault(FLUSH, -1, at)] if self._done - {AGE} else []
+        history = History(requests, self._runs, faults=faults, healed=len(self._trace))
+        for violation in violations(history, Truth(rows, {NAME: kept}), longest_view_seconds=1):
+            raise Violation(violation.rule)
+        ends = [f"{request.status}{' replayed' * request.replayed}" for request in requests]
+        return ", ".join(ends)
 
-    def _attempt_again(self, plan: Plan) -> tuple[str, str]:
+    def _request(self, name: str, told: Told) -> Request:
+        places = [at for at, (actor, _) in enumerate(self._trace) if actor == name]
+        return _request(self._plans[name], told, places[0], places[-1])
+
+    def _retry(self, plan: Plan) -> Told:
+        """One retry to the end; another one once the lock is old, if nobody can have taken it away."""
+        told = self._attempt_again(plan)
+        marked = max(self._at(name, "mark") for name in self._plans)
+        is_left = {CRASH, ANSWER_LOST} & self._done and marked <= self._at("redis", FLUSH)
+        if told.status == 409 and is_left:
+            self._servers.redis.pexpire(self._lock_name, PROBE_AFTER_SECONDS * 500)
+            told = self._attempt_again(plan)
+        return told
+
+    def _attempt_again(self, plan: Plan) -> Told:
         try:
             return self._attempt("retry", plan)
         except _MISTAKES:
             raise
         except Exception as error:
             raise Violation(f"the retry raised {error!r}") from error
-
-    def _rows(self) -> list[str]:
-        return [row for (row,) in self._servers.ask(_ROWS, self.key)]
 
     @property
     def _done(self) -> set[str]:
@@ -344,15 +287,23 @@ class World:
         return max((at for at, event in enumerate(self._trace) if event == (actor, step)), default=-1)
 
 
-def _result(actor: Actor) -> tuple[str, str]:
-    if actor.crashed:
-        return "crashed", ""
+def _told(actor: Actor) -> Told:
     if isinstance(actor.result, _MISTAKES):
         raise actor.result
     if isinstance(actor.result, BaseException):
         raise Violation(f"{actor.name} raised {actor.result!r}") from actor.result
-    return actor.result
+    return Told() if actor.crashed else actor.result
 
 
-def _answer(body: str) -> StoredResponse:
-    return StoredResponse(201, (("X-By", body.strip()),), body.encode())
+def _request(plan: Plan, told: Told, at: float, returned: float) -> Request:
+    answer, execution = "", ""
+    if told.answer is not None:
+        answer, execution = _whole(told.answer), (told.answer.body or b"").decode().strip()
+    return Request(
+        *(0, *NAME, int(plan.other), at, returned, told.status),
+        *(answer, execution, told.replayed),
+    )
+
+
+def _whole(answer: StoredResponse | None) -> str:
+    return str(answer and (answer.status, tuple(answer.headers or ()), answer.body))
