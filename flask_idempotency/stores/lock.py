@@ -235,9 +235,7 @@ class RedisLock(Lock):
         retries = getattr(options.get("retry"), "_retries", 0)
         longest = max(options.get(name) or inf for name in ("socket_timeout", "socket_connect_timeout"))
         if not isinstance(self._client, OwnRedis) and (retries or longest > SLOW_SECONDS):
-            text = (
-                f"while it is away, each request waits for its client: {longest} s, {retries} retries"
-            )
+            text = f"while it is away, each request waits {longest} s, with {retries} retries"
             remedy = "give the client retry=Retry(NoBackoff(), 0), and time-outs of at most 0.2 s"
             yield Finding("advice", "Redis client", text, remedy)
 

@@ -111,20 +111,16 @@ class Messages:
 
         Raises ``StoreUnavailable``, ``ConfigurationError`` or ``RecordBroken``.
         """
-        return self.send(template, values, first=statements.BRIEFLY)[0]
+        return self.send(statements.BRIEFLY, template, values)[0]
 
     def change(self, template: str, values: Values = None) -> int:
         """The same for what waits for the disk; how many rows the last statement changed."""
-        return self.send(template, values)[1]
+        return self.send(statements.DURABLY, template, values)[1]
 
     def send(
-        self,
-        template: str,
-        values: Values = None,
-        none: frozenset[str] = frozenset(),
-        first: str = statements.DURABLY,
+        self, first: str, template: str, values: Values, none: frozenset[str] = frozenset()
     ) -> Answer:
-        """Send a message; the last statement's rows, and how many it changed.
+        """Send a message that begins so; the last statement's rows, and how many it changed.
 
         There are none if it fails with one of the SQLSTATEs in ``none``.
         """
@@ -137,14 +133,7 @@ class Messages:
         with borrowed(self.engine) as raw:
             return raw.send(text, values)
 
-    def twice(
-        self,
-        engine: Engine,
-        use: Callable[[], Any],
-        none: frozenset[str] = frozenset(),
-        *,
-        again: bool = True,
-    ) -> Any:
+    def twice(self, engine: Engine, use: Callable[[], Any], none: frozenset[str] = frozenset()) -> Any:
         """Call ``use``, a second time if the pooled connection turned out to be unusable.
 
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
@@ -152,20 +141,22 @@ class Messages:
         is not repeated, as it would take its whole time-out again where the host is silent. None if it
         fails with one of the SQLSTATEs in ``none``.
         """
-        try:
-            return use()
-        except (self.Error, exc.SQLAlchemyError) as error:
-            code = sqlstate(original(error))
-            if code in NO_TABLE:  # it may have moved
-                self.forget_facts()
-            if code in none:
-                return None
-            if not again or not (is_lost(error) or code == READ_ONLY):
-                raise meaning(error, self.table, self.Error) from error
-            # As SQLAlchemy does: if one pooled connection is dead, the server went away and the others
-            # are dead too. Those in use are not touched. One to a standby would never die by itself.
-            engine.dispose()
-        return self.twice(engine, use, none, again=False)
+        for again in (True, False):
+            try:
+                return use()
+            except (self.Error, exc.SQLAlchemyError) as error:
+                code = sqlstate(original(error))
+                if code in NO_TABLE:  # it may have moved
+                    self.forget_facts()
+                if code in none:
+                    break
+                if not again or not (is_lost(error) or code == READ_ONLY):
+                    raise meaning(error, self.table, self.Error) from error
+                # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
+                # others are dead too. Those in use are not touched. One to a standby would never die by
+                # itself.
+                engine.dispose()
+        return None
 
     def end_error(self, error: Exception, claim: Claim, lost: bool) -> Exception:
         """Return what failing to complete means; asks the record when the row was not ours."""
@@ -251,7 +242,7 @@ class PostgresRecords(SqlRecords):
         if first:
             first = f"{first};\n{messages.sql.look}"
             before = statements.HASTILY if claim.lease_seconds is None else statements.DURABLY
-            record = self._record(claim.key, messages.send(first, values, NOT_OURS, before)[0])
+            record = self._record(claim.key, messages.send(before, first, values, NOT_OURS)[0])
             if record is None or record.owner != claim.owner:
                 return record
             if claim.lease_seconds is not None:
