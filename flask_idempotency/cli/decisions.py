@@ -126,10 +126,10 @@ def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | 
 
     Counts the newest 100,000 first, and asks; shows the record of a --key. Erases a record only as it
     was then. Never erases what is in progress, and says how many were left and why. Uses small
-    transactions, so it may run at any time. Afterwards a retry of what was erased runs the view again, like a first
-    request. The log says who erased how many, and when. Reads the whole table, unless there is a
-    --key. The exit code is 1 if there is nothing to erase and nothing was left: the options may be
-    mistyped.
+    transactions, so it may run at any time. Afterwards a retry of what was erased runs the view again,
+    like a first request. The log says who erased how many, and when. Reads the whole table, unless
+    there is a --key. The exit code is 1 if there is nothing to erase and nothing was left: the options
+    may be mistyped.
     """
     if which["scope" if which["key"] is None else "operation"] is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")
