@@ -54,7 +54,8 @@ class SqlAdmin:
             counts[name][state] += count
             if state in WAITING:
                 waiting += count
-                oldest.append(seconds)
+                if seconds is not None:  # whoever writes to the table may write any time
+                    oldest.append(seconds)
         for name, state, count, percent in self._messages.fetch(self._sql.others, {}):
             counts[name][state] += round(count * 100 / percent)
         ((expired, since),) = self._messages.fetch(self._sql.overdue, {})

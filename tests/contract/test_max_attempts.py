@@ -115,21 +115,11 @@ def test_however_many_retry_at_once_it_is_not_run_once_more(shop, add, post, mos
 
 @pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
 def test_the_last_attempt_that_is_allowed_is_not_given_up_while_it_runs(shop):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def view():
-        inside.set()
-        assert go_on.wait(10)
-        return {}, 201
-
-    shop.view(view, max_attempts=1)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(shop.post)
-        assert inside.wait(10)
+    def duplicate():
         assert shop.post().json["type"].endswith("request-in-progress")
-        go_on.set()
-        assert first.result().status_code == 201
-    assert [shop.post().headers["Idempotent-Replayed"] for _ in range(2)] == ["true"] * 2
+
+    shop.while_it_runs(duplicate, max_attempts=1)
+    assert shop.post().status_code == 201, "what succeeds in time is replayed for ever"
 
 
 class LateStart:

@@ -2,8 +2,6 @@
 
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 
 import pytest
 
@@ -88,23 +86,14 @@ def test_what_was_done_is_replayed_however_old_its_key_is(paying, later, monkeyp
     assert api.count() == 1
 
 
-def test_what_still_runs_is_in_progress(paying, later):
-    inside, go_on, key = Event(), Event(), born(0)
+def test_what_still_runs_is_in_progress(shop, later):  # noqa: F811
+    key = born(0)
 
-    def view():
-        inside.set()
-        assert go_on.wait(10)
-        return {}, 201
-
-    api = paying(view)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(api.post, key)
-        assert inside.wait(10)
+    def much_later():
         later(TTL + 1)
-        assert name_of(api.post(key)) == "request-in-progress"
-        go_on.set()
-        assert first.result().status_code == 201
-    assert api.post(key).headers["Idempotent-Replayed"] == "true"
+        assert name_of(shop.post(key)) == "request-in-progress"
+
+    shop.while_it_runs(much_later, key, ttl=TTL, refuse_old_keys=True)
 
 
 LEASED = {"atomic": False}

@@ -52,6 +52,26 @@ class Shop:
             "/payments", headers={"Idempotency-Key": key}, **{"json": {}, **kwargs}
         )
 
+    def while_it_runs(self, does, key="key", **options):
+        """Call a function while a view runs, which then succeeds and is replayed."""
+        inside, go_on = threading.Event(), threading.Event()
+
+        def view():
+            inside.set()
+            assert go_on.wait(10)
+            return {}, 201
+
+        self.view(view, **options)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(self.post, key)
+            try:
+                assert inside.wait(10)
+                does()
+            finally:
+                go_on.set()
+            assert first.result().status_code == 201
+        assert self.post(key).headers["Idempotent-Replayed"] == "true"
+
     def count(self):
         with self.app.app_context(), self.db.engine.connect() as connection:
             return connection.scalar(sa.select(sa.func.count(self.Payment.id)))
@@ -110,22 +130,10 @@ def test_many_at_once_run_once_for_each_key(shop, keys):
 
 
 def test_a_duplicate_is_refused_while_the_first_runs(shop):
-    inside, go_on = threading.Event(), threading.Event()
+    def duplicates():
+        assert [shop.post(json=body).status_code for body in ({}, {"other": 1})] == [409, 422]
 
-    def view():
-        inside.set()
-        assert go_on.wait(10)
-        return {}, 201
-
-    shop.view(view)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(shop.post)
-        assert inside.wait(10)
-        duplicate = shop.post()
-        assert (duplicate.status_code, shop.post(json={"other": 1}).status_code) == (409, 422)
-        go_on.set()
-        assert first.result().status_code == 201
-    assert shop.post().status_code == 201
+    shop.while_it_runs(duplicates)
 
 
 @pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)

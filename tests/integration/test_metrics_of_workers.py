@@ -1,34 +1,28 @@
 """Prometheus' numbers under gunicorn: those of all workers together, dead ones included."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from laboratory import running
-from tests.integration.shops import HELD, Shop, new_keys
+from tests.integration.shops import HELD, new_keys
 
 KEYS, DUPLICATES = 30, 3
 
 
 @pytest.fixture(params=[(), ("--worker-class", "gthread", "--threads", "4")], ids=["sync", "gthread"])
-def shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop], tmp_path: Path) -> Shop:
+def shop(request, open_shop, tmp_path):
     folder = tmp_path / "metrics"
     folder.mkdir()
     return open_shop(*request.param, PROMETHEUS_MULTIPROC_DIR=str(folder))
 
 
-def scrape(shop: Shop, name: str, *labels: str) -> dict[Any, float]:
+def scrape(shop, name, *labels):
     """A series' values by these labels; the others are added up."""
-    found: Counter[Any] = Counter()
+    found = Counter()
     text = running.send(shop.url, "GET", "/metrics", {}).body
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -37,9 +31,7 @@ def scrape(shop: Shop, name: str, *labels: str) -> dict[Any, float]:
     return dict(found)
 
 
-def test_the_numbers_are_those_of_all_workers_once_and_of_the_dead_too(
-    shop: Shop, clients: ThreadPoolExecutor
-) -> None:
+def test_the_numbers_are_those_of_all_workers_once_and_of_the_dead_too(shop, clients):
     keys = [key for key in new_keys(KEYS) for _ in range(DUPLICATES)]
     statuses = Counter(reply.status for reply in clients.map(shop.pay, keys))
     outcomes = scrape(shop, "requests_total", "operation", "outcome")

@@ -37,11 +37,10 @@ class Shop:
             IDEMPOTENCY_MAX_RESPONSE_BYTES=2000,
             PROPAGATE_EXCEPTIONS=False,
         )
-        client = config.pop("redis", None)
         self.app.config.update(config)
         self.db = SQLAlchemy(self.app)
         scope = lambda: request.headers["X-User"]  # noqa: E731
-        Idempotency(self.app, self.db, scope=scope, redis=client)
+        Idempotency(self.app, self.db, scope=scope)
         build_console(self.app)
         self.run = runner(self.app)
         self.during: Callable[[], object] = dict
@@ -56,6 +55,7 @@ class Shop:
             "seen": (lambda: self.fail(Killed), {"enforce": False}),
             "slow": (lambda: (self.during(), ({"late": True}, 201))[1], {}),
             "long": (lambda: self.fail(OperationInterrupted), {"ttl": 7 * 86400}),
+            "brief": (lambda: self.fail(OperationInterrupted), {"ttl": 3600}),
             "lost": (lambda: current_operation.step("charge", lambda: float("nan")), {}),
         }
         for name, (view, options) in views.items():

@@ -36,6 +36,8 @@ WRONG: list[tuple[int, str, list[str]]] = [
     (1, TO_LIST, ["release", "canary-key", "--why=asked"]),
     (1, "no record of this scope\n", ["list", "--scope", "nobody"]),
     (1, "no record of this scope\n", ["forget", "--scope", "nobody"]),
+    (1, "no record of this scope; no protected route is named 'ordre': there are OPERATIONS\n",
+     ["forget", "--scope", "nobody", "--operation", "ordre"]),
     *(
         (1, f"{words}\n", [*command, *options])
         for command in (["list", "--key=canary"], ["forget", "--yes", "--key=canary"])
@@ -61,7 +63,7 @@ WRONG: list[tuple[int, str, list[str]]] = [
     *((1, "Say why, in at most 500", [*command, "--why", why])
       for command in (RELEASE, [*RELEASE, "--fail"], RESOLVE)
       for why in ("", "  ", "\u2003", "\u200b", "\ufe0f", 501 * "x")),
-    *((1, "interrupted now, in attempt 1. Nothing was done", [*command, "--attempt=2"])
+    *((1, "interrupted now, in attempt 1. That is not what", [*command, "--attempt=2"])
       for command in (RELEASE, [*RELEASE, "--fail"], RESOLVE)),
     *((2, "Invalid value for '--status'", [*RESOLVE, "--status", each])
       for each in ("100", "199", "600")),
@@ -96,7 +98,7 @@ def waiting(lasting_shop: Shop) -> tuple[Shop, str]:
 def test_what_is_wrong_is_named_and_nothing_is_done(waiting, code, said, arguments):
     shop, digits = waiting
     before = shop.show(digits)
-    operations = "cut, free, half, long, lost, ok, order, seen, slow, wrong"
+    operations = "brief, cut, free, half, long, lost, ok, order, seen, slow, wrong"
     result = shop.run(*(digits if each == "DIGITS" else each for each in arguments))
     assert (result.exit_code, said.replace("OPERATIONS", operations) in result.output) == (
         code,

@@ -29,17 +29,6 @@ language plpgsql as
 WAITING = "select 1 from pg_locks where locktype = 'advisory' and not granted"
 
 
-def test_an_abandoned_record_goes_and_a_held_one_stays_though_both_have_expired(world):
-    world.sql(FILL.format(2))
-    with outside(world) as holder:
-        holder.execute("select key from idempotency_record limit 1 for update")
-        (held,) = holder.fetchone()
-        assert purge(world) == "1 expired record deleted\n"
-        assert [bytes(row.key) for row in world.records()] == [bytes(held)]
-    wait_until(lambda: purge(world) == "1 expired record deleted\n", "it is let go")
-    assert world.records() == []
-
-
 def test_a_view_that_outlives_its_record_is_not_purged(world, gate, background, add_view):
     add_view(world, during=gate, ttl=1)
     first = background(world.post)
