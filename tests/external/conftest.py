@@ -6,12 +6,11 @@ import http.client
 import itertools
 import json
 import os
-import subprocess
-import sys
+import threading
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -24,12 +23,10 @@ from flask import Flask
 import servers
 from flask_idempotency.cli import cli
 from laboratory import running
-from tests.external import provider as provider_program
 from tests.external import shop as shop_program
+from tests.external.provider import Provider
 from tests.integration.apps import gunicorn_conf
 from tests.waiting import wait_until
-
-SHOP = "tests.external.shop:create_app()"
 
 _numbers = itertools.count(1)
 
@@ -48,26 +45,6 @@ class Reply:
         """The status and, of a problem, its name."""
         problem = json.loads(self.body).get("type", "") if self.body else ""
         return f"{self.status} {problem.rpartition(':')[2]}".strip()
-
-
-@dataclass
-class Provider:
-    """The running provider."""
-
-    port: int
-
-    def call(self, method: str, path: str) -> Any:
-        url = f"http://127.0.0.1:{self.port}"
-        return json.loads(running.send(url, method, path, {}, "").body)
-
-    def ledger(self, order: str) -> tuple[int, int]:
-        """How many charges and mails there were for an order."""
-        effects = self.call("GET", "/ledger")
-        count = Counter(effect["what"] for effect in effects if effect["order"] == order)
-        return count["charges"], count["mails"]
-
-    def go_on(self, order: str) -> None:
-        self.call("POST", f"/go/{order}")
 
 
 @dataclass
@@ -109,14 +86,20 @@ class Shop:
         ((rows,),) = self.sql('SELECT count(*) FROM "order" WHERE number = %s', order)
         return charges, rows, mails
 
-    def stopped_worker(self) -> psutil.Process:
-        """The worker that stopped itself, as soon as it has."""
+    @contextmanager
+    def worker_stopped(self) -> Iterator[None]:
+        """From when a worker has stopped itself, and its lease is over, until it goes on."""
 
         def stopped() -> list[psutil.Process]:
             workers = psutil.Process(self.pid).children()
             return [worker for worker in workers if worker.status() == psutil.STATUS_STOPPED]
 
-        return wait_until(stopped, "a worker is stopped")[0]
+        (worker,) = wait_until(stopped, "a worker is stopped")
+        try:
+            self.wait_for_leases_to_end()
+            yield
+        finally:
+            worker.resume()
 
     def run(self, *arguments: str) -> str:
         """What a command wrote, apart from its log. It must succeed."""
@@ -127,35 +110,33 @@ class Shop:
 
 
 @pytest.fixture(scope="session")
-def provider() -> Iterator[Provider]:
-    command = [sys.executable, provider_program.__file__]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
-        try:
-            yield Provider(int(process.stdout.readline()))
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="session")
-def open_shop(postgres: Any, provider: Provider) -> Iterator[Callable[[str], Shop]]:
+def open_shop(postgres: Any) -> Iterator[Callable[[str], Shop]]:
     """Starts four workers, with the Redis of a URL or none: three may be held up, and one serves."""
     with ExitStack() as stack:
+        provider = stack.enter_context(Provider())
+        stack.callback(provider.shutdown)
+        threading.Thread(target=provider.serve_forever, daemon=True).start()
 
         def start(redis_url: str) -> Shop:
             environment = {
                 "DATABASE_URL": postgres.database(f"external_{next(_numbers)}"),
                 "REDIS_URL": redis_url,
-                "PROVIDER_PORT": str(provider.port),
+                "PROVIDER_PORT": str(provider.server_port),
             }
             with patch.dict(os.environ, environment):
                 app = shop_program.create_app()
             with app.app_context():
                 shop_program.db.create_all()
-                engine = shop_program.db.engine
-            stack.callback(engine.dispose)
-            arguments = ("--config", gunicorn_conf.__file__, "--log-level", "critical")
-            gunicorn = running.gunicorn(SHOP, environment, *arguments, "--workers", "4")
+                stack.callback(shop_program.db.engine.dispose)
+            arguments = (
+                "--config",
+                gunicorn_conf.__file__,
+                "--log-level",
+                "critical",
+                "--workers",
+                "4",
+            )
+            gunicorn = running.gunicorn("tests.external.shop:create_app()", environment, *arguments)
             url, process = stack.enter_context(gunicorn)
             return Shop(url, process.pid, environment, provider, app)
 
@@ -170,6 +151,12 @@ def shop(open_shop: Callable[[str], Shop], redis_server: Any) -> Shop:
 @pytest.fixture(scope="session")
 def shop_without_redis(open_shop: Callable[[str], Shop]) -> Shop:
     return open_shop("")
+
+
+@pytest.fixture
+def clients() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(3) as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -1,24 +1,17 @@
-"""The other side: a payment provider of our own, in a process of its own.
-
-``python provider.py`` says its port in a line, and ends when its standard input does.
+"""The other side: a payment provider of our own, which knows nothing of the shop but its calls.
 
 ``POST /charges`` and ``POST /mails`` with a JSON ``{"order": …}`` have an effect, which goes into the
 ledger. A second call with the same ``Idempotency-Key`` is given the first one's answer, and has none;
 ``X-Dedupe: off`` makes a provider that does not know such keys. ``X-Trouble`` is what goes wrong,
 ``before`` or ``after`` the effect: ``drop-…`` closes the connection, and ``hold-…`` takes until
-somebody sends ``POST /go/<order>``.
-
-``GET /find/<key>`` says what came of a call, ``GET /ledger`` gives all effects, ``GET /held`` the
-orders that were held.
+:meth:`Provider.go_on`. ``GET /find/<key>`` says what came of a call.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -30,46 +23,51 @@ class Dropped(Exception):
     """The connection is to be closed without an answer."""
 
 
-ledger: list[dict[str, str]] = []
-by_key: dict[str, dict[str, str]] = {}
-gates: dict[str, threading.Event] = defaultdict(threading.Event)
-lock = threading.Lock()
+class Provider(ThreadingHTTPServer):
+    """The running provider, and what it did."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Calls)
+        self.effects: list[dict[str, str]] = []
+        self.by_key: dict[str, dict[str, str]] = {}
+        self.gates: dict[str, threading.Event] = defaultdict(threading.Event)
+        """Of the orders that are or were held."""
+        self.lock = threading.Lock()
+
+    def ledger(self, order: str) -> tuple[int, int]:
+        """How many charges and mails there were for an order."""
+        count = Counter(effect["what"] for effect in list(self.effects) if effect["order"] == order)
+        return count["charges"], count["mails"]
+
+    def go_on(self, order: str) -> None:
+        self.gates[order].set()
 
 
-class Provider(BaseHTTPRequestHandler):
+class Calls(BaseHTTPRequestHandler):
+    server: Provider
+
     def do_GET(self) -> None:
-        if self.path == "/ledger":
-            self.answer(200, ledger)
-        elif self.path == "/held":
-            self.answer(200, list(gates))
-        else:
-            found = by_key.get(self.path.removeprefix("/find/"))
-            self.answer(404 if found is None else 200, found)
+        self.answer(self.server.by_key.get(self.path.removeprefix("/find/")))
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path.startswith("/go/"):
-            gates[self.path.removeprefix("/go/")].set()
-            self.answer(200, None)
-            return
-        order = json.loads(body)["order"]
+        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["order"]
         try:
             self.trouble("before", order)
             effect = self.take_effect(order)
             self.trouble("after", order)
-            self.answer(200, effect)
+            self.answer(effect)
         except Dropped:
             self.close_connection = True
 
     def take_effect(self, order: str) -> dict[str, str]:
-        key = self.headers["Idempotency-Key"]
-        with lock:
-            if key in by_key and self.headers.get("X-Dedupe") != "off":
-                return by_key[key]
+        key, provider = self.headers["Idempotency-Key"], self.server
+        with provider.lock:
+            if key in provider.by_key and self.headers.get("X-Dedupe") != "off":
+                return provider.by_key[key]
             what = self.path[1:]
-            effect = {"what": what, "order": order, "id": f"{what}-{len(ledger)}"}
-            by_key[key] = effect
-            ledger.append(effect)
+            effect = {"what": what, "order": order, "id": f"{what}-{len(provider.effects)}"}
+            provider.by_key[key] = effect
+            provider.effects.append(effect)
             return effect
 
     def trouble(self, when: str, order: str) -> None:
@@ -78,11 +76,11 @@ class Provider(BaseHTTPRequestHandler):
         if at == when and what == "drop":
             raise Dropped
         if at == when:
-            gates[order].wait(HOLD_SECONDS)
+            self.server.gates[order].wait(HOLD_SECONDS)
 
-    def answer(self, status: int, body: Any) -> None:
+    def answer(self, body: Any) -> None:
         data = json.dumps(body).encode()
-        self.send_response(status)
+        self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -93,15 +91,3 @@ class Provider(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-def end_with_the_owner() -> None:
-    sys.stdin.read()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
-        threading.Thread(target=end_with_the_owner, daemon=True).start()
-        print(server.server_port, flush=True)
-        server.serve_forever()

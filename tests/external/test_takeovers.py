@@ -1,9 +1,9 @@
-"""Two workers: the lease of the first is over, and it is still alive."""
+"""Two workers: the lease of the first is over, and it is still alive. Or a person decides."""
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,12 +14,6 @@ from tests.waiting import wait_until
 EVERYTHING = "SELECT * FROM idempotency_record ORDER BY key"
 
 
-@pytest.fixture
-def clients() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(3) as pool:
-        yield pool
-
-
 def test_a_slow_call_is_taken_over(shop: Shop, clients: ThreadPoolExecutor) -> None:
     """Before the charge or after it; the third at a provider that does not deduplicate."""
     runs = [("hold-before", "on", 0, 1), ("hold-after", "on", 1, 1), ("hold-after", "off", 1, 2)]
@@ -28,7 +22,7 @@ def test_a_slow_call_is_taken_over(shop: Shop, clients: ThreadPoolExecutor) -> N
         clients.submit(shop.buy, order, x_provider_trouble=held, x_provider_dedupe=dedupe)
         for order, (held, dedupe, _, _) in zip(orders, runs, strict=True)
     ]
-    wait_until(lambda: set(orders) <= set(shop.provider.call("GET", "/held")), "all are held")
+    wait_until(lambda: set(orders) <= set(shop.provider.gates), "all are held")
     shop.wait_for_leases_to_end()
     for order, first, (_, dedupe, before, charges) in zip(orders, firsts, runs, strict=True):
         assert shop.provider.ledger(order) == (before, 0)
@@ -36,8 +30,7 @@ def test_a_slow_call_is_taken_over(shop: Shop, clients: ThreadPoolExecutor) -> N
         assert second.told == "201"
         assert '"attempt":2' in second.body
         shop.provider.go_on(order)
-        assert first.result().told == "409 request-in-progress"
-        assert first.result().retry_after == 1
+        assert (first.result().told, first.result().retry_after) == ("409 request-in-progress", 1)
         again = shop.buy(order)
         assert (again.body, again.replayed) == (second.body, True)
         assert shop.counts(order) == (charges, 1, 1)
@@ -48,13 +41,9 @@ def test_a_stopped_worker_is_taken_over_and_writes_nothing(
     shop: Shop, clients: ThreadPoolExecutor, order: str, where: str
 ) -> None:
     first = clients.submit(shop.buy, order, x_stop=where)
-    worker = shop.stopped_worker()
-    try:
-        shop.wait_for_leases_to_end()
+    with shop.worker_stopped():
         second = shop.buy(order)
         stored = shop.sql(EVERYTHING)
-    finally:
-        worker.resume()
     assert second.told == "201"
     assert first.result().told == "409 request-in-progress"
     assert shop.sql(EVERYTHING) == stored
@@ -66,14 +55,10 @@ def test_a_stopped_worker_goes_on_while_its_successor_runs(
     shop: Shop, clients: ThreadPoolExecutor, order: str
 ) -> None:
     first = clients.submit(shop.buy, order, x_stop="charge made")
-    worker = shop.stopped_worker()
-    try:
-        shop.wait_for_leases_to_end()
+    with shop.worker_stopped():
         second = clients.submit(shop.buy, order, x_provider_trouble="hold-after")
-        wait_until(lambda: order in shop.provider.call("GET", "/held"), "the second is held")
+        wait_until(lambda: order in shop.provider.gates, "the second is held")
         stored = shop.sql(EVERYTHING)
-    finally:
-        worker.resume()
     assert first.result().told == "409 request-in-progress"
     assert shop.sql(EVERYTHING) == stored
     shop.provider.go_on(order)
@@ -87,12 +72,43 @@ def test_a_worker_stopped_in_an_atomic_step_is_waited_for(
 ) -> None:
     """Its transaction holds the record: a lease that is over takes nothing from it."""
     first = clients.submit(shop.buy, order, x_stop="order written")
-    worker = shop.stopped_worker()
-    try:
-        shop.wait_for_leases_to_end()
+    with shop.worker_stopped():
         assert shop.buy(order).told == "409 request-in-progress"
-    finally:
-        worker.resume()
     assert first.result().told == "201"
     assert shop.buy(order).body == first.result().body
     assert shop.counts(order) == (1, 1, 1)
+
+
+def interrupt(shop: Shop, order: str, where: str) -> str:
+    """Kill the order's worker; its lease is over then. What ``list`` shows of its record."""
+    assert shop.buy(order, "hold", x_kill=where).status == 0
+    shop.wait_for_leases_to_end()
+    what = "--operation", "hold", "--state", "interrupted", "--limit", "1", "--json"
+    [line] = json.loads(shop.run("list", *what))
+    assert (line["state"], line["attempt"]) == ("interrupted", 1)
+    return str(line["key"])
+
+
+def test_an_operator_ends_it_and_then_lets_it_run_again(shop: Shop, order: str) -> None:
+    key = interrupt(shop, order, "charge made")
+    assert shop.buy(order, "hold").told == "409 operation-interrupted"
+    for end, told, counts in (
+        (("--fail",), "500 operation-failed", (1, 0, 0)),
+        ((), "201", (1, 1, 1)),
+    ):
+        shop.run("release", "--why=asked", *end, key)
+        first, second = shop.buy(order, "hold"), shop.buy(order, "hold")
+        assert (first.told, second.body, second.replayed) == (told, first.body, True)
+        assert shop.counts(order) == counts
+
+
+@pytest.mark.parametrize("where", ["charge made", "charge recorded"])
+def test_an_operator_asks_the_provider_by_the_derived_key(shop: Shop, order: str, where: str) -> None:
+    """Whether the step was recorded or not: what the provider did is found."""
+    key = interrupt(shop, order, where)
+    (shown,) = json.loads(shop.run("show", key, "--derive", "charge", "--json"))
+    (derived,) = shown["derived"]
+    found = shop.provider.by_key[derived["derived_key"]]
+    assert (found["what"], found["order"]) == ("charges", order)
+    recorded = [(step["derived_key"], json.loads(step["result"])) for step in shown["steps"]]
+    assert recorded == [(derived["derived_key"], found)] * (where == "charge recorded")

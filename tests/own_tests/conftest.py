@@ -1,4 +1,4 @@
-"""Fixtures of applications: their session works in a transaction that the test rolls back."""
+"""Fixtures of applications, as the page on testing has them: a transaction that is rolled back."""
 
 from __future__ import annotations
 
@@ -21,54 +21,26 @@ def store(request: pytest.FixtureRequest, driver: str) -> str:
 
 
 @contextmanager
-def outer_transaction(world: Any) -> Iterator[sa.Connection]:
-    """A connection with a transaction that is rolled back at the end."""
-    with world.app.app_context():
-        engine = world.db.engine
-    with engine.connect() as connection:
-        transaction = connection.begin()
-        try:
-            yield connection
-        finally:
-            world.db.session.remove()
-            transaction.rollback()
-
-
-@contextmanager
-def in_place_of_its_engine(world: Any) -> Iterator[sa.Connection]:
+def engine_replaced(world: Any, mode: str = "create_savepoint") -> Iterator[sa.Connection]:
     """Flask-SQLAlchemy's sessions ask ``db.engines``, whatever they are bound to."""
-    with world.app.app_context(), outer_transaction(world) as connection:
-        engines = world.db.engines
-        engine, engines[None] = engines[None], connection
-        try:
-            yield connection
-        finally:
-            world.db.session.remove()
-            engines[None] = engine
-
-
-@contextmanager
-def engine_replaced(world: Any) -> Iterator[sa.Connection]:
-    """What a maintainer of Flask-SQLAlchemy advises."""
-    with in_place_of_its_engine(world) as connection:
-        yield connection
-
-
-@contextmanager
-def engine_and_session_replaced(world: Any) -> Iterator[sa.Connection]:
-    with in_place_of_its_engine(world) as connection:
-        options = {"bind": connection, "join_transaction_mode": "create_savepoint"}
-        usual, world.db.session = world.db.session, world.db._make_scoped_session(options)
-        try:
-            yield connection
-        finally:
-            world.db.session.remove()
-            world.db.session = usual
+    with world.app.app_context():
+        engines, engine = world.db.engines, world.db.engine
+        with engine.connect() as connection:
+            transaction = connection.begin()
+            world.db.session.configure(join_transaction_mode=mode)
+            engines[None] = connection
+            try:
+                yield connection
+            finally:
+                world.db.session.remove()
+                engines[None] = engine
+                transaction.rollback()
 
 
 @contextmanager
 def scoped_session_bound(world: Any) -> Iterator[sa.Connection]:
-    with outer_transaction(world) as connection:
+    with world.db.engine.connect() as connection:
+        transaction = connection.begin()
         world.db.session.configure(bind=connection, join_transaction_mode="create_savepoint")
         try:
             yield connection
@@ -77,12 +49,13 @@ def scoped_session_bound(world: Any) -> Iterator[sa.Connection]:
             world.db.session.configure(
                 bind=world.db.engine, join_transaction_mode="conditional_savepoint"
             )
+            transaction.rollback()
 
 
 @contextmanager
 def savepoint_of_the_session(world: Any) -> Iterator[sa.Connection]:
-    """From before SQLAlchemy 1.4: the session's own savepoint, begun again when it ends."""
-    with in_place_of_its_engine(world) as connection:
+    """The older recipe: the session's own savepoint, begun again when it ends."""
+    with engine_replaced(world, "conditional_savepoint") as connection:
         session = world.db.session()  # of the test's context, which its requests share
 
         def begin_again(session: Any, transaction: Any) -> None:
@@ -97,29 +70,10 @@ def savepoint_of_the_session(world: Any) -> Iterator[sa.Connection]:
             sa.event.remove(session, "after_transaction_end", begin_again)
 
 
-@contextmanager
-def savepoint_of_the_connection(world: Any) -> Iterator[sa.Connection]:
-    """From SQLAlchemy 1.4: a savepoint of the connection, begun again when it has ended."""
-    with in_place_of_its_engine(world) as connection:
-        session, savepoints = world.db.session(), [connection.begin_nested()]
-
-        def begin_again(*_: Any) -> None:
-            if not savepoints[-1].is_active:
-                savepoints.append(connection.begin_nested())
-
-        sa.event.listen(session, "after_transaction_end", begin_again)
-        try:
-            yield connection
-        finally:
-            sa.event.remove(session, "after_transaction_end", begin_again)
-
-
 RECIPES = {
     engine_replaced: "psycopg",
-    engine_and_session_replaced: "psycopg2",
     scoped_session_bound: "psycopg",
     savepoint_of_the_session: "psycopg2",
-    savepoint_of_the_connection: "psycopg",
 }
 """With the driver that each is tested on, beside SQLite's."""
 

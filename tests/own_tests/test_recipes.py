@@ -9,20 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
-from flask_idempotency.testing import (
-    assert_idempotent,
-    every_crash,
-)
-from tests.own_tests.conftest import (
-    RECIPES,
-    engine_replaced,
-    scoped_session_bound,
-    with_recipes,
-)
+from flask_idempotency.testing import assert_idempotent, every_crash
+from tests.own_tests.conftest import RECIPES, with_recipes
 
 EACH = with_recipes(*RECIPES)
-
-TWO = with_recipes(engine_replaced, scoped_session_bound)
 
 
 @pytest.fixture
@@ -66,26 +56,6 @@ def begin(connection):
         connection.exec_driver_sql("BEGIN")
 
 
-def undo(shop):
-    """What a view does that changes its mind."""
-    shop.db.session.add(shop.Payment(amount=1))
-    shop.db.session.flush()
-    shop.db.session.rollback()
-
-
-@EACH
-def test_first_request_replay_and_changed_body(shop, connection, assert_replayed, assert_problem):
-    first = shop.post()
-    assert (first.status_code, first.json) == (201, {"run": 1})
-    assert amounts(connection) == [5]
-    assert_replayed(first, shop.post())
-    assert_problem(shop.post(json={"amount": 6}), 422, "key-reused")
-    assert_problem(shop.post(key=None), 400, "key-required")
-    assert (shop.runs, amounts(connection)) == ([1], [5])
-    states = connection.scalars(sa.text("select state from idempotency_record"))
-    assert states.all() == ["completed"]
-
-
 @EACH
 def test_two_tests_know_nothing_of_each_other_nor_does_the_application(shop, recipe, assert_replayed):
     for run in 1, 2:
@@ -102,7 +72,7 @@ def test_two_tests_know_nothing_of_each_other_nor_does_the_application(shop, rec
 
 
 @EACH
-def test_several_operations_in_one_test(shop, connection, assert_replayed):
+def test_several_operations_in_one_test(shop, connection, assert_replayed, assert_problem):
     """Of both kinds, with a plain request and a job between them, and with rows of the test's own."""
     session = shop.db.session
     begin(connection)
@@ -125,6 +95,7 @@ def test_several_operations_in_one_test(shop, connection, assert_replayed):
     assert [response.status_code for response in first] == [201] * 4
     for response, each in zip(first, asked, strict=True):
         assert_replayed(response, shop.post(*each))
+    assert_problem(shop.post(json={"amount": 6}), 422, "key-reused")
     assert run() == "done"
     assert amounts(connection) == [3, 5, 7, 5, 7, 9, 5]
     assert shop.runs == [1, "charge", 1, "charge", 0]
@@ -142,32 +113,17 @@ def test_the_kit_finds_one_effect(shop, connection):
                 assert_idempotent(shop.client, "POST", path, duplicates=0, **send)
 
 
-@TWO
-def test_two_operations_at_once_are_refused_by_name(shop, connection, background, gate):
-    shop.during, shop.app.config["PROPAGATE_EXCEPTIONS"] = gate, True
-    first = background(shop.post)
-    gate.wait_until_reached()
-    with pytest.raises(NotAtomic, match="two operations at once"):
-        shop.post(key="key-2")
-    gate.open()
-    assert first.result().status_code == 201
-    assert amounts(connection) == [5]
-
-
 @EACH
-def test_a_rollback_of_the_view_is_its_own(shop, connection, assert_replayed):
-    shop.post(key="key-0")
-    shop.first = lambda: undo(shop)
-    first = shop.post()
-    assert first.status_code == 201
-    assert_replayed(first, shop.post())
-    assert amounts(connection) == [5, 5]
+def test_what_the_view_or_an_error_rolls_back_is_its_own(shop, connection):
+    """Behind an operation that stays; after the error the key may try again."""
 
+    def undo() -> None:
+        shop.db.session.add(shop.Payment(amount=1))
+        shop.db.session.flush()
+        shop.db.session.rollback()
 
-@EACH
-def test_an_error_undoes_what_the_view_has_committed_and_the_key_may_try_again(shop, connection):
     shop.post(key="key-0")
-    shop.status = 500
+    shop.first, shop.status = undo, 500
     assert shop.post().status_code == 500
     assert amounts(connection) == [5]
     shop.status = 201
@@ -176,13 +132,17 @@ def test_an_error_undoes_what_the_view_has_committed_and_the_key_may_try_again(s
 
 
 @EACH
-def test_a_duplicate_meets_the_first_request(shop, connection, background, gate, assert_problem):
-    """It has no connection but the one that the first request works on."""
-    shop.during = gate
+def test_a_duplicate_and_another_operation_meet_the_first(
+    shop, connection, background, gate, assert_problem
+):
+    """They have no connection but the one that the first request works on."""
+    shop.during, shop.app.config["PROPAGATE_EXCEPTIONS"] = gate, True
     first = background(shop.post)
     gate.wait_until_reached()
     assert_problem(shop.post(), 409, "request-in-progress", retry=True)
     assert_problem(shop.post(json={"amount": 6}), 422, "key-reused")
+    with pytest.raises(NotAtomic, match="two operations at once"):
+        shop.post(key="key-2")
     gate.open()
     assert first.result().status_code == 201
     assert shop.post().headers["Idempotent-Replayed"] == "true"
