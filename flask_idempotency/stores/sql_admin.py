@@ -196,7 +196,7 @@ class SqlAdmin:
                 found += self._examine_server(connection)
                 found += map(self._lack, self._missing(connection))
         except ConfigurationError as error:
-            found.append(Finding("FAILED", "columns", *error.detail.split("; ")))
+            found.append(Finding("FAILED", "columns", *error.detail.split("; ", 1)))
         except exc.SQLAlchemyError as error:
             found.append(Finding("FAILED", "database", reason(error), self.remedy))
         yield from found

@@ -97,10 +97,9 @@ class Messages:
     ) -> Iterator[tuple[Connection, RawConnection]]:
         """The one transaction that writes, on a session's connection or a new one.
 
-        It waits for others, ``patience`` milliseconds or as the driver would, also for who reads, at
-        the COMMIT. What is open at the end
-        is rolled back, unless an operation has it by then. Raises ``StoreUnavailable``, and
-        ``NotAtomic`` if the session has written: then nobody else can.
+        It waits for others, ``patience`` milliseconds or as the driver would, and at the COMMIT for who
+        reads. What is open at the end is rolled back, unless an operation has it by then. Raises
+        ``StoreUnavailable``, and ``NotAtomic`` if the session has written: then nobody else can.
         """
         try:
             held = connection or self.engine.connect()
