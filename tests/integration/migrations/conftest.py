@@ -38,7 +38,7 @@ def make_project(tmp_path: Any) -> Callable[..., Project]:
 
     def make(build: Any, *arguments: str, **migrate: Any) -> Project:
         project = Project(tmp_path, build, **migrate)
-        project.db("init", *arguments)
+        project.run("db", "init", *arguments)
         return project
 
     return make

@@ -50,34 +50,25 @@ def dispose(app: Flask) -> None:
 
 
 class Project:
-    """Runs ``flask db`` in a folder, each command on an application of its own, as a process would."""
+    """Runs ``flask …`` in a folder, each command on an application of its own, as a process would."""
 
     def __init__(self, folder: Path, build: Callable[[], Flask], **migrate: Any) -> None:
         self.folder, self._build, self._migrate = folder / "migrations", build, migrate
 
-    def db(self, *arguments: str) -> str:
-        """The output of a command of Flask-Migrate, which must succeed."""
-        return self._run(lambda runner: runner.invoke(args=["db", *arguments]))
-
-    def idempotency(self, *arguments: str) -> str:
-        """The output of a command of ours, which must succeed."""
-        return self._run(lambda runner: runner.invoke(cli, arguments))
-
-    def new_revision(self) -> str:
-        """Let Flask-Migrate write a revision; its source, or nothing if there is nothing to change."""
-        before = set(self._revisions())
-        self.db("migrate")
-        return "".join(path.read_text() for path in self._revisions() if path not in before)
-
-    def _revisions(self) -> list[Path]:
-        return list((self.folder / "versions").glob("*.py"))
-
-    def _run(self, invoke: Callable[[Any], Any]) -> str:
+    def run(self, *arguments: str) -> str:
+        """The output of a command of Flask-Migrate or of ours, which must succeed."""
         app = self._build()
+        app.cli.add_command(cli, "idempotency")
         Migrate(app, app.extensions["sqlalchemy"], directory=str(self.folder), **self._migrate)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "'get_engine' is deprecated")  # in Flask-Migrate's env.py
-            result = invoke(app.test_cli_runner())
+            result = app.test_cli_runner().invoke(args=arguments)
         dispose(app)
         assert result.exit_code == 0, (result.output, result.exception)
         return result.output
+
+    def new_revision(self) -> str:
+        """Let Flask-Migrate write a revision; its source, or nothing if there is nothing to change."""
+        before = set(self.folder.glob("versions/*.py"))
+        self.run("db", "migrate")
+        return "".join(path.read_text() for path in {*self.folder.glob("versions/*.py")} - before)

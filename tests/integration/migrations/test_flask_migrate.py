@@ -30,8 +30,8 @@ CONVENTION = {"ix": "ix %(column_0_N_label)s", "pk": "pk_%(table_name)s"}
 
 def assert_complete(project: Project) -> None:
     assert project.new_revision() == ""
-    project.db("check")
-    output = project.idempotency("check")
+    project.run("db", "check")
+    output = project.run("idempotency", "check")
     assert "advice" not in output, output
 
 
@@ -45,7 +45,7 @@ def test_a_migration_makes_what_create_all_makes(database, make_project, convent
     one, other = database(), database()
     project = make_project(lambda: build(one))
     assert name in project.new_revision()
-    project.db("upgrade")
+    project.run("db", "upgrade")
     create_all(build(other))
     made = read(build(one), CATALOG)
     assert made == read(build(other), CATALOG)
@@ -66,7 +66,7 @@ def test_what_a_table_lacks_is_added_and_nothing_else_changed(database, make_pro
         ("create_index", "ix_idempotency_record_leased"),
     ]
     assert "postgresql_where=sa.text('lease_expires_at IS NOT NULL')" in upgrade
-    project.db("upgrade")
+    project.run("db", "upgrade")
     assert_complete(project)
 
 
@@ -76,7 +76,7 @@ def test_a_schema_needs_include_schemas(database, make_project):
     read(build(), "create schema ledger")
     project = make_project(build, include_schemas=True)
     project.new_revision()
-    project.db("upgrade")
+    project.run("db", "upgrade")
     assert ("table", "ledger.idempotency_record") in [row[:2] for row in read(build(), CATALOG)]
     assert_complete(project)
 
@@ -86,7 +86,7 @@ def test_a_bind_gets_the_tables_and_the_others_do_not(database, make_project):
     binds = {"SQLALCHEMY_BINDS": {"ledger": ledger}, "IDEMPOTENCY_BIND_KEY": "ledger"}
     project = make_project(lambda: shop(first, **binds), "--multidb")
     project.new_revision()
-    project.db("upgrade")
+    project.run("db", "upgrade")
     assert read(shop(first), CATALOG) == []
     assert read(shop(ledger), CATALOG)
     assert_complete(project)
@@ -97,10 +97,10 @@ def test_it_goes_back_and_forward_again(database, tmp_path, make_project, kind):
     url = database() if kind == "PostgreSQL" else f"sqlite:///{tmp_path}/shop.db"
     project = make_project(lambda: shop(url))
     assert "create_table('idempotency_record'" in project.new_revision()
-    project.db("upgrade")
+    project.run("db", "upgrade")
     assert_complete(project)
-    project.db("downgrade")
+    project.run("db", "downgrade")
     if kind == "PostgreSQL":
         assert read(shop(url), CATALOG) == []
-    project.db("upgrade")
+    project.run("db", "upgrade")
     assert_complete(project)
