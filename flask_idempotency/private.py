@@ -12,7 +12,7 @@ Seen in SQLAlchemy 2.0.26, 2.0.58 and 2.1.9: ``_connections`` of a session's tra
 engine or connection that it was asked for with, the connection, the transaction on it, whether to
 commit that, and whether to close the connection.
 
-``tests/unit/test_private_flask.py`` and ``test_private_sqlalchemy.py`` fail when a release changes it.
+``tests/unit/test_private.py`` fails when a release changes it.
 """
 
 # ruff: noqa: SLF001 -- this is what the file is for

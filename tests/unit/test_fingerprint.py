@@ -1,28 +1,60 @@
-"""What counts in a fingerprint of a request, and what does not."""
+"""Fingerprints of requests: what counts, and JSON that is equal or only looks so."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.fingerprint import Fingerprint, by_value
-from flask_idempotency.core.keys import digest
-from tests.unit.payments import (
-    ALGORITHMS,
-    FORM,
-    PAYMENT,
-    UPLOAD,
-    Algorithm,
-    by_json,
-    by_request,
-    file,
-    of_fields,
+from flask_idempotency.core.errors import BodyMalformed, ConfigurationError
+from flask_idempotency.core.fingerprint import (
+    Fingerprint,
+    RequestParts,
+    by_parts,
+    by_value,
+    parse_pointer,
 )
+from flask_idempotency.core.keys import digest
+
+thoroughly = settings(max_examples=200, deadline=None)
+
+Algorithm = Callable[[RequestParts], Fingerprint]
+
+
+def by_request(parts: RequestParts) -> Fingerprint:
+    return by_parts(parts, "request")
+
+
+def by_json(parts: RequestParts) -> Fingerprint:
+    return by_parts(parts, "json")
+
+
+def of_fields(*pointers: str) -> Algorithm:
+    return lambda parts: by_parts(parts, [parse_pointer(pointer) for pointer in pointers])
+
+
+def file(name: str, content: bytes, filename: str | None, kind: str | None) -> tuple[Any, ...]:
+    return name, filename, kind, hashlib.sha256(content).digest()
+
+
+def of_json(body: str | bytes, **changes: Any) -> RequestParts:
+    raw = body if isinstance(body, bytes) else body.encode()
+    return replace(PAYMENT, body=raw, **changes)
+
+
+PAYMENT = RequestParts("POST", "shop.test", "/pay", b"a=1&b=2", "application/json", b'{"n":1}')
+FORM = (("note", "hi"), ("n", "1"), file("scan", b"\x00", "a.png", "image/png"))
+UPLOAD = replace(PAYMENT, media_type="multipart/form-data", body=b"", form=FORM)
+ALGORITHMS = [by_request, by_json, of_fields("/n", "/m")]
 
 
 @pytest.mark.parametrize("fingerprint", ALGORITHMS)
@@ -164,3 +196,189 @@ def test_a_keyed_fingerprint_says_nothing_without_its_key() -> None:
     assert value.digest not in value.keyed([NEW]).digest
     assert value.keyed([(NEW[0], OLD[1])]).matches(value.keyed([NEW])) is False
     assert repr(value.keyed([NEW, OLD])) == repr(value) == "Fingerprint(algorithm=4)"
+
+
+@pytest.mark.parametrize("fingerprint", ALGORITHMS)
+def test_a_body_that_is_not_json_counts_byte_for_byte(fingerprint: Algorithm) -> None:
+    text, spaced, broken = (
+        fingerprint(of_json(body, media_type="text/plain")) for body in ('{"n":1}', '{"n": 1}', "{")
+    )
+    assert len({text, spaced, broken}) == 3
+
+
+scalars = st.sampled_from([None, True, False, 0, 1, -1, 1.0, 1e300, 0.1, "", "1", "null", "é", "😀"])
+documents = st.recursive(
+    scalars | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from('ab1"é'), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def rewritten(document: object) -> object:
+    if isinstance(document, dict):
+        return {name: rewritten(value) for name, value in reversed(document.items())}
+    return [rewritten(item) for item in document] if isinstance(document, list) else document
+
+
+@thoroughly
+@given(documents, st.sampled_from([None, 1, "\t"]), st.booleans())
+def test_member_order_whitespace_and_escapes_do_not_count_in_canonical_json(
+    document: object, indent: int | str | None, escaped: bool
+) -> None:
+    other = json.dumps(rewritten(document), indent=indent, ensure_ascii=escaped)
+    assert by_json(of_json(json.dumps(document))) == by_json(of_json(f" {other}\r\n"))
+
+
+@thoroughly
+@given(documents, documents)
+def test_different_values_differ_in_canonical_json(one: object, other: object) -> None:
+    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    fingerprints = by_json(of_json(json.dumps(one))), by_json(of_json(json.dumps(other)))
+    assert (fingerprints[0] == fingerprints[1]) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1", "1.0"),
+        ("0", "-0"),
+        ('{"a":-0}', '{"a":0}'),
+        ("1e2", "1E2"),
+        ("9007199254740993", "9007199254740992"),
+        ("0.1", "0.1000000000000000055511151231257827"),
+        ("1e400", "1e401"),
+        ("1", "true"),
+        ("null", '"null"'),
+        ("[]", "{}"),
+        ("[1,2]", "[12]"),
+        ('{"a":null}', "{}"),
+        ('["a,b"]', '["a","b"]'),
+        (r'"\ud800"', r'"\udfff"'),
+    ],
+)
+def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
+    assert by_json(of_json(one)) != by_json(of_json(other))
+
+
+@pytest.mark.parametrize("fingerprint", [by_json, of_fields("/n")])
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("{", "not valid JSON"),
+        (" ", "not valid JSON"),
+        ('"a\nb"', "not valid JSON"),
+        ('{"n":1,"n":1}', "names a member of an object twice"),
+        (r'[{"n":1,"\u006e":2}]', "names a member of an object twice"),
+        (r'{"a":"\u003a","a":1}', "names a member of an object twice"),
+        ('{"n":NaN}', "contains NaN"),
+        ("[Infinity]", "contains Infinity"),
+        ('{"n":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"n":' + "[" * 250 + "]" * 250 + "}", "nested too deeply"),
+        (b'{"n":"\xff"}', "not valid JSON in UTF-8"),
+        ('{"n":1}'.encode("utf-16"), "not valid JSON in UTF-8"),
+    ],
+    ids=lambda value: None if len(value) > 99 else repr(value),
+)
+def test_a_malformed_json_body_is_refused(
+    fingerprint: Algorithm, body: str | bytes, fault: str
+) -> None:
+    with pytest.raises(BodyMalformed, match=fault):
+        fingerprint(of_json(body))
+
+
+@pytest.mark.parametrize(("inner", "levels"), [("", 0), ("1.5", 0), ("{}", 1), ('{"a":1}', 1)])
+def test_levels_are_counted_whatever_is_in_the_last_one(inner: str, levels: int) -> None:
+    around = 200 - levels
+    by_json(of_json("[" * around + inner + "]" * around))
+    with pytest.raises(BodyMalformed, match="at most 200 levels"):
+        by_json(of_json("[" * (around + 1) + inner + "]" * (around + 1)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\ufeff[1]", "[1]"),
+        (r'{"a\u003ab":1}', '{"a:b":1}'),
+        (r'{"a":"\\u003a"}', r'{"a":"\u005cu003a"}'),
+        ('[-0 ,"-0"]', '[ -0,"-0" ]'),
+        ('{"from":"2026-01-05","n":-0.5}', '{"n":-0.5,"from":"2026\\u002d01-05"}'),
+    ],
+)
+def test_json_values_that_only_look_different_are_equal(one: str, other: str) -> None:
+    assert by_json(of_json(one)) == by_json(of_json(other))
+
+
+def test_only_the_named_fields_count() -> None:
+    fingerprint = of_fields("/order/id", "/lines/1")
+    one = fingerprint(of_json('{"order":{"id":7,"at":1},"lines":[1,2]}'))
+    assert one == fingerprint(of_json('{"lines":[0,2,3],"order":{"at":2,"id":7}}'))
+    assert one != fingerprint(of_json('{"order":{"id":8,"at":1},"lines":[1,2]}'))
+    assert one != fingerprint(of_json('{"order":{"id":7,"at":1},"lines":[2,1]}'))
+    assert one != fingerprint(of_json('{"order":{"id":2,"at":1},"lines":[1,7]}'))
+
+
+def test_a_missing_field_differs_from_null_and_from_its_neighbour() -> None:
+    bodies = ["{}", '{"a":null}', '{"b":null}', '{"a":1}', '{"b":1}', '{"a":"null"}']
+    fingerprint = of_fields("/a", "/b")
+    assert len({fingerprint(of_json(body)) for body in bodies}) == len(bodies)
+    assert fingerprint(of_json("{}")) == fingerprint(of_json("[]"))
+
+
+def cpu_seconds(function: Callable[[], object], times: int) -> float:
+    begun = time.process_time()
+    for _ in range(times):
+        with suppress(BodyMalformed, ValueError, RecursionError):  # what is refused takes time, too
+            function()
+    return time.process_time() - begun
+
+
+MIB = 1024 * 1024
+
+
+def filled(item: str) -> str:
+    """An array of as many of these as a body that is compared as JSON may hold."""
+    return "[" + ",".join([item] * (MIB // (len(item) + 1) - 1)) + "]"
+
+
+DEAR = {
+    "small": '{"amount":500,"customer":{"id":"8e03978e-40d5","name":"Jürgen"},"total":1e3}',
+    "fractions": filled("0.1"),
+    "members": filled('{"a":1}'),
+    "deep": filled("[" * 190 + "]" * 190),
+    "quotes": '"' + r"\"" * (MIB // 2 - 1) + '"',
+    "names": json.dumps(dict.fromkeys(map(str, range(80_000)))),
+    "too deep": "[" * MIB,
+}
+
+
+@pytest.mark.parametrize("body", DEAR.values(), ids=DEAR)
+def test_canonical_json_takes_at_most_ten_times_as_long_as_reading_it(body: bytes | str) -> None:
+    request = of_json(body)
+    times, ratio, least = 1 + 20_000 // len(request.body), math.inf, [math.inf] * 3
+    for _ in range(30):  # until the machine has left us alone for a round
+        spent = (
+            cpu_seconds(lambda: by_json(request), times),
+            cpu_seconds(lambda: by_request(request), times),
+            cpu_seconds(lambda: json.loads(request.body), times),
+        )
+        by_meaning, by_bytes, reading = least = [*map(min, least, spent)]
+        ratio = (by_meaning - by_bytes) / reading
+        if ratio < 10:
+            return
+    pytest.fail(f"{ratio:.1f} times")
+
+
+def test_strings_do_not_pass_for_numbers() -> None:
+    bodies = ["1.5", '"1.5"', '["1.5"]', '"\U000100001.5"', r'"\ud800\udc001.5"'.replace("1.5", "2.5")]
+    bodies += [r'"\udc00\ud8001.5"', r'"\ud800\ud8001.5"', '"2.5"', "2.5"]
+    assert len({by_json(of_json(body)).digest for body in bodies}) == len(bodies)
+
+
+def test_no_string_hides_levels() -> None:
+    for string in '"]"', '"[[{"', r'"\"]"', r'"\\"', r'"\\\"]"':
+        fits, deep = (f"[{string}," * depth + "1" + f",{string}]" * depth for depth in (200, 201))
+        assert by_json(of_json(fits)) == by_json(of_json(fits + " "))
+        with pytest.raises(BodyMalformed, match="at most 200 levels"):
+            by_json(of_json(deep))

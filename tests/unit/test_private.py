@@ -1,8 +1,7 @@
-"""What is private in SQLAlchemy, in its extensions for Flask and in the drivers: one file each uses it.
+"""What is private in other packages, or differs between releases of Flask: one file each uses it.
 
-Here is also whether that is as expected. For Flask: ``tests/unit/test_private_flask.py``.
-
-``make lowest`` asks SQLAlchemy 2.0.26, and ``make test`` and ``make newest`` the newest.
+Here is also whether it is as expected. ``make lowest`` asks Flask 3.0 and SQLAlchemy 2.0.26, ``make
+test`` the newest releases, and ``make newest`` the branch that becomes Flask 3.2.
 """
 
 import ast
@@ -14,15 +13,38 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from flask import Flask, after_this_request, g, request
 from sqlalchemy.orm import Session
 
 import flask_idempotency
-from flask_idempotency.private import connections, continue_nested
+from flask_idempotency.private import (
+    connections,
+    continue_nested,
+    functions_after_request,
+    needed_request,
+    present_context,
+    present_request,
+)
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.stores.own_pool import apart
 
 ROOT = Path(flask_idempotency.__file__).parent
+
+DIFFERS = {"app_ctx", "request_ctx", "AppContext", "RequestContext"}
+"""Public, but one thing in Flask 3.2 and two before, or deprecated there."""
+
+DIFFERS |= {f"do_teardown_{of}" for of in ("appcontext", "request")}
+DIFFERS |= {"handle_exception", "handle_http_exception", "handle_user_exception", "log_exception"}
+DIFFERS |= {"dispatch_request", "full_dispatch_request", "preprocess_request", "process_response"}
+DIFFERS |= {"finalize_request", "make_default_options_response"}
+"""The methods of an application whose first argument is the context from Flask 3.2 on."""
+
 USED = {
+    "flask": {
+        "private.py": {"_cv_app", "_cv_request", "_after_request_functions", "process_response"},
+        "testing/operations.py": {"_context_stack", "_new_contexts"},  # of its test client
+    },
+    "werkzeug": {"web/request.py": {"_cached_data"}},
     "sqlalchemy": {"private.py": {"_connections"}},
     "psycopg": {},
     "psycopg2": {},
@@ -33,8 +55,9 @@ USED = {
 
 OF_OTHERS = {
     "integrations/wtf.py": {"_value"},  # WTForms'
-    "private.py": {"_get_current_object"},  # Flask's
+    "private.py": {"_get_current_object"},  # public in werkzeug.local
     "stores/postgres/store.py": {"_asdict"},  # of named tuples
+    "web/routes.py": {"dispatch_request"},  # of a class of views
 }
 """What others call the same."""
 
@@ -44,7 +67,8 @@ def private_names(package):
     """Every private name in the sources of a package, that are not tests."""
     sources = Path(importlib.import_module(package).__file__).parent.rglob("*.py")
     texts = (path.read_text("utf-8") for path in sources if "testing" not in path.parts)
-    return {name for text in texts for name in re.findall(r"\b_[a-z]\w*", text)} - set(dir(sys))
+    found = {name for text in texts for name in re.findall(r"\b_[a-z]\w*", text)} - set(dir(sys))
+    return found | (DIFFERS if package == "flask" else set())
 
 
 def names_in(path):
@@ -83,6 +107,46 @@ def used_names():
 def test_only_one_file_uses_what_is_private_in_a_package(package):
     used = {name: names & private_names(package) for name, names in used_names().items()}
     assert {name: names for name, names in used.items() if names} == USED[package]
+
+
+@pytest.fixture
+def plain():
+    """Not called ``app``: pytest-flask pushes a context for that."""
+    return Flask(__name__)
+
+
+def test_the_present_request_and_its_context_are_those_of_flasks_proxies(plain):
+    assert present_request() is present_context() is None
+    with plain.app_context():
+        assert present_request() is None
+        assert present_context() is g._get_current_object()
+        with plain.test_request_context():
+            here = present_request()
+            assert here is needed_request() is request._get_current_object()
+            assert present_context() is g._get_current_object()
+            with plain.app_context(), plain.app_context():
+                assert present_request() is here
+                assert present_context() is g._get_current_object()
+        with pytest.raises(RuntimeError, match="request"):
+            needed_request()
+
+
+def test_a_request_keeps_what_was_registered_for_after_it_in_one_list_in_their_order(plain):
+    with plain.test_client() as client:
+
+        @plain.get("/")
+        def view():
+            functions = functions_after_request()
+            assert functions == []
+            added = [lambda response: response, lambda _response: pytest.fail("it was taken away")]
+            for function in added:
+                after_this_request(function)
+            assert functions_after_request() is functions
+            assert functions == added
+            functions.clear()
+            return "as it was"
+
+        assert client.get("/").text == "as it was"
 
 
 @pytest.fixture
