@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,19 @@ CLIENTS = 12
 _numbers = itertools.count(1)
 
 
-@contextmanager
-def opening(postgres: Any, redis_server: Any, folder: Path) -> Iterator[Callable[..., Shop]]:
-    """A function that starts gunicorn with two workers, on a fresh database or a given one.
+@pytest.fixture
+def open_shop(postgres: Any, redis_server: Any, tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+    """A function that starts gunicorn with two workers, on a fresh database; ended after the test.
 
     ``through`` is called with the database's URL and gives the one that the shop uses.
     """
-    arrived, go_on = folder / "arrived", folder / "go_on"
+    arrived, go_on = tmp_path / "arrived", tmp_path / "go_on"
     os.mkfifo(arrived)
     os.mkfifo(go_on)
     with ExitStack() as stack:
 
-        def start(
-            *arguments: str,
-            database_url: str = "",
-            through: Callable[[str], str] = str,
-            **environment: str,
-        ) -> Shop:
-            database_url = database_url or postgres.database(f"workers_{next(_numbers)}")
+        def start(*arguments: str, through: Callable[[str], str] = str, **environment: str) -> Shop:
+            database_url = postgres.database(f"workers_{next(_numbers)}")
             environment = {
                 "DATABASE_URL": database_url,
                 "REDIS_URL": redis_server.url,
@@ -59,22 +54,6 @@ def opening(postgres: Any, redis_server: Any, folder: Path) -> Iterator[Callable
             )
             return Shop(url, database_url, process.pid, arrived, go_on)
 
-        yield start
-
-
-@pytest.fixture
-def open_shop(postgres: Any, redis_server: Any, tmp_path: Path) -> Iterator[Callable[..., Shop]]:
-    """See :func:`opening`; the shops are closed after the test."""
-    with opening(postgres, redis_server, tmp_path) as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def open_lasting_shop(
-    postgres: Any, redis_server: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Shop]]:
-    """The same for all tests of a module, each of which has keys of its own."""
-    with opening(postgres, redis_server, tmp_path_factory.mktemp("shop")) as start:
         yield start
 
 

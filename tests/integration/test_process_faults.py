@@ -1,19 +1,20 @@
-"""A worker under gunicorn dies, stops or loses its client: what is told and what a retry finds."""
+"""A worker dies: what is told and what a retry finds."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import psutil
 import pytest
+import sqlalchemy as sa
 
 import servers
 from laboratory import running
@@ -22,26 +23,10 @@ from tests.faults import app as faulty_app
 from tests.faults.nemesis import COMPLETION
 from tests.faults.points import POINTS
 from tests.integration.shops import HELD, Shop, promises_hold
+from tests.stores import BOTH
 from tests.waiting import wait_until
 
-
-def told(answer: Future[running.Reply]) -> int | None:
-    """The status that a client got; None if its connection broke."""
-    try:
-        return answer.result().status
-    except (OSError, http.client.HTTPException):
-        return None
-
-
-def pays_at_last(shop: Shop, key: str, path: str = HELD, *, attempt: int) -> running.Reply:
-    """The retry runs the view as this attempt, once and for all; nothing is left open."""
-    (*_, answer) = shop.pay_for_sure(key, path)
-    assert answer.status == 201
-    assert json.loads(answer.body)["attempt"] == attempt
-    again = shop.pay(key, path)
-    assert again.headers["Idempotent-Replayed"] == "true"
-    promises_hold(shop, {key: [answer, again]})
-    return answer
+BROKEN = (OSError, http.client.HTTPException)
 
 
 PROBE_SECONDS = 0.1
@@ -67,14 +52,14 @@ def faulty(postgres: Any, redis_server: Any, tmp_path_factory: Any) -> Iterator[
         yield Shop(address, url, process.pid, journal, journal)
 
 
-ROW_AND_RECORD = {
-    "lock": (0, None),
-    "claim": (0, "in_progress"),
-    "view": (0, "in_progress"),
-    "write": (0, "in_progress"),
-    "answer": (0, "in_progress"),
-    "commit": (1, "completed"),
-    "release": (1, "completed"),
+ROW_AND_RECORDS = {
+    "lock": (0, []),
+    "claim": (0, ["in_progress"]),
+    "view": (0, ["in_progress"]),
+    "write": (0, ["in_progress"]),
+    "answer": (0, ["in_progress"]),
+    "commit": (1, ["completed"]),
+    "release": (1, ["completed"]),
 }
 """What is there right after the death, at each of the soak's points."""
 
@@ -83,30 +68,30 @@ ROW_AND_RECORD = {
 def test_wherever_a_worker_is_killed_the_retry_finds_all_or_nothing(faulty: Shop, point: str) -> None:
     headers = {"Idempotency-Key": point, "X-User": "alice", "Content-Type": "application/json"}
 
-    def pay(fault: str = "") -> running.Reply:
-        return running.send(
-            faulty.url, "POST", "/payments", {**headers, "X-Fault": fault}, '{"body": 1}'
-        )
+    def pay(fault: str = "", body: str = '{"body": 1}') -> running.Reply:
+        return running.send(faulty.url, "POST", "/payments", {**headers, "X-Fault": fault}, body)
 
-    def rows() -> int:
-        return faulty.sql(f"SELECT count(*) FROM payment WHERE key = '{point}'")[0][0]
+    def there() -> tuple[int, list[str]]:
+        """The rows of this key, and the states of the records that were not there before."""
+        rows = faulty.sql(f"SELECT count(*) FROM payment WHERE key = '{point}'")
+        found = dict(faulty.sql("SELECT encode(key, 'hex'), state FROM idempotency_record"))
+        return rows[0][0], [state for key, state in found.items() if key not in before]
 
-    states_before = faulty.sql("SELECT key FROM idempotency_record")
-    with pytest.raises((OSError, http.client.HTTPException)):
+    before = dict(faulty.sql("SELECT encode(key, 'hex'), state FROM idempotency_record"))
+    with pytest.raises(BROKEN):
         pay(point)
-    known = [bytes(key) for (key,) in states_before]
-    records = faulty.sql("SELECT key, state FROM idempotency_record")
-    new = [state for key, state in records if bytes(key) not in known]
-    assert (rows(), new[0] if new else None) == ROW_AND_RECORD[point]
-    died, told = time.monotonic(), []
-    while not told or told[-1].status == 409:
+    assert there() == ROW_AND_RECORDS[point]
+    if point != "lock":
+        assert pay(body='{"body": 2}').status == 422, "a changed request is told so"
+    died, answers = time.monotonic(), []
+    while not answers or answers[-1].status == 409:
         assert time.monotonic() - died < PROBE_SECONDS + 1.5, "the probe age, and a little"
-        told.append(pay())
-    replayed = told[-1].headers.get("Idempotent-Replayed") == "true"
-    assert (told[-1].status, replayed) == (201, rows() == ROW_AND_RECORD[point][0])
-    assert json.loads(told[-1].body)["attempt"] == (1 if replayed or point == "lock" else 2)
-    assert pay().body == told[-1].body
-    assert rows() == 1
+        answers.append(pay())
+    replayed = answers[-1].headers.get("Idempotent-Replayed") == "true"
+    assert (answers[-1].status, replayed) == (201, ROW_AND_RECORDS[point][0] == 1)
+    assert json.loads(answers[-1].body)["attempt"] == (1 if replayed or point == "lock" else 2)
+    assert pay().body == answers[-1].body
+    assert there() == (1, ["completed"])
     wait_until(faulty.nothing_is_left_open, "no transaction is open")  # a new worker's first are
 
 
@@ -129,41 +114,32 @@ def test_a_worker_killed_while_its_commit_is_on_its_way(
         shop.go_on.write_text("go on")
         proxy.wait_until_held()
         os.kill(worker, signal.SIGKILL)
-        assert told(first) is None
+        with pytest.raises(BROKEN):
+            first.result()
         assert shop.sql("SELECT count(*) FROM payment") == [(0,)]
         assert shop.pay("key-1", HELD).status == 409
-        if arrives:
-            proxy.let_go()
-            wait_until(lambda: shop.sql("SELECT count(*) FROM payment") == [(1,)], "it is committed")
-            answer = pays_at_last(shop, "key-1", attempt=1)
-            assert answer.headers["Idempotent-Replayed"] == "true"
-            assert json.loads(answer.body)["process"] == worker
-        else:
-            proxy.cut()
-            pays_at_last(shop, "key-1", attempt=2)
+        proxy.let_go() if arrives else proxy.cut()
+        told = shop.pay_for_sure("key-1", HELD)
+        body = json.loads(told[-1].body)
+        assert body["attempt"] == (1 if arrives else 2)
+        assert (body["process"] == worker) is arrives
+        promises_hold(shop, {"key-1": [*told, shop.pay("key-1", HELD)]})
 
 
-def test_a_stopped_worker_keeps_its_operation_until_its_connection_ends_and_then_loses_it(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
-) -> None:
-    shop = open_shop()
-    first = clients.submit(shop.pay, "key-1", HELD)
-    worker = psutil.Process(int(shop.arrived.read_text()))
-    worker.suspend()
-    try:
-        deadline = time.monotonic() + 1.2  # longer than the lock in Redis is believed
-        while time.monotonic() < deadline:
-            assert shop.pay("key-1", HELD).status == 409
-        assert shop.sql("SELECT count(*) FROM payment") == [(0,)]
-        shop.sql(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
-        )
-        retry = pays_at_last(shop, "key-1", attempt=2)
-        assert json.loads(retry.body)["process"] != worker.pid
-    finally:
-        worker.resume()
-    shop.go_on.write_text("go on")
-    assert told(first) == 503
-    assert shop.pay("key-1", HELD).body == retry.body
-    promises_hold(shop, {"key-1": [retry]})
+@BOTH
+def test_a_worker_killed_inside_a_statement_blocks_nobody_for_long(world: Any, add_view: Any) -> None:
+    def sleep_in_the_server() -> None:
+        if multiprocessing.parent_process() is not None:
+            world.db.session.execute(sa.text("select pg_sleep(30)"))
+
+    add_view(world, during=sleep_in_the_server)
+    worker = multiprocessing.get_context("fork").Process(target=world.post)
+    worker.start()
+    busy = "select count(*) from pg_stat_activity where query like '%pg_sleep(30)' and state = 'active'"
+    wait_until(lambda: world.sql(busy) == [(1,)], "the view's statement runs")
+    worker.kill()
+    worker.join(20)
+    retry = wait_until(lambda: (it := world.post()).status_code != 409 and it, "the row is free")
+    assert retry.status_code == 201
+    assert world.count() == 1
+    assert world.sql("select state, attempt from idempotency_record") == [("completed", 2)]

@@ -5,19 +5,15 @@ Its ways to write: ``tests/differential/manuals.py``.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.core.errors import NotAtomic
 from tests.drivers import PSYCOPG
 
 pytestmark = PSYCOPG
 
 PREPARED = "select count(*) from pg_prepared_statements where name ~ '^idempotency_'"
-ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0}
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def make_shop(make_world, add_view):
     """A function that makes an application with one pooled connection, on which we prepare."""
 
     def make(connect_args=None, during=lambda: None, **options):
-        pool = {**ONE_CONNECTION, "connect_args": connect_args or {}}
+        pool = {"pool_size": 1, "max_overflow": 0, "connect_args": connect_args or {}}
         world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)
         add_view(world, **options)
         add_view(world, "/does", endpoint="does", during=lambda: during(world), **options)
@@ -36,40 +32,15 @@ def make_shop(make_world, add_view):
     return make
 
 
-def raw(world):
-    """Psycopg's connection, while it is in the pool."""
-    with world.app.app_context():
-        pooled = world.db.engine.raw_connection()
-        driver = pooled.driver_connection
-        pooled.close()
-    return driver
-
-
-def beside(world, *statements):
-    """Another connection, such as a migration's."""
-    url = world.app.config["SQLALCHEMY_DATABASE_URI"].replace("+psycopg", "")
-    with psycopg.connect(url, autocommit=True) as other:
-        for statement in statements:
-            other.execute(statement)
-
-
 def assert_serves(world, key):
     """Two requests, and a retry of the first."""
-    first = world.post(key=key)
-    assert first.status_code == 201, first.text
-    assert world.post(key=f"{key}-next").status_code == 201
-    assert world.post(key=key).headers["Idempotent-Replayed"] == "true"
-
-
-def read(world, times):
-    """Psycopg prepares what it has sent more often than five times."""
-    with world.app.app_context():
-        for _ in range(times):
-            world.db.session.execute(sa.text("select 1")).all()
-        world.db.session.rollback()
+    answers = [world.post(key=each) for each in (key, f"{key}-next", key)]
+    assert [answer.status_code for answer in answers] == [201] * 3
+    assert answers[-1].headers["Idempotent-Replayed"] == "true"
 
 
 def deallocate(world):
+    """Psycopg knows nothing of it."""
     world.db.session.execute(sa.text("deallocate all"))
 
 
@@ -102,34 +73,6 @@ def test_what_a_view_does_to_prepared_statements_costs_no_later_request(
     assert "already exists" not in postgres.log[mark:]
 
 
-def psycopg_rolls_back(world):
-    """It deallocates all statements of a connection, also ours, with a ROLLBACK."""
-    read(world, 8)
-
-
-def somebody_deallocates(world):
-    """Psycopg knows nothing of it."""
-    raw(world).pgconn.exec_(b"DEALLOCATE ALL")
-
-
-@pytest.mark.parametrize("deallocate_all", [psycopg_rolls_back, somebody_deallocates])
-def test_what_is_deallocated_between_requests_is_prepared_again(make_shop, deallocate_all):
-    world = make_shop()
-    deallocate_all(world)
-    assert world.sql(PREPARED)[0][0] == 0
-    assert_serves(world, "key")
-    world.post(key="again")
-    assert world.sql(PREPARED)[0][0] > 0
-
-
-def test_reads_between_cost_nothing(make_shop):
-    world = make_shop()
-    for number in range(8):
-        read(world, 1)
-        assert world.sql(PREPARED)[0][0] > 0
-        assert world.post(key=f"key-{number}").status_code == 201
-
-
 def test_nothing_is_prepared_where_the_application_says_so(make_shop):
     assert make_shop(connect_args={"prepare_threshold": None}).sql(PREPARED)[0][0] == 0
 
@@ -139,41 +82,22 @@ def test_a_migration_under_prepared_statements_costs_no_request(make_shop, postg
     world = make_shop(atomic=atomic)
     for key in "abc":
         assert_serves(world, key)
-    change = "alter table idempotency_record alter fingerprint type bytes"
-    beside(world, "create domain bytes as bytea", change)
+    # On another connection, as a migration does.
+    url = world.app.config["SQLALCHEMY_DATABASE_URI"].replace("+psycopg", "")
+    with psycopg.connect(url) as other:
+        other.execute("create domain bytes as bytea")
+        other.execute("alter table idempotency_record alter fingerprint type bytes")
     mark = len(postgres.log)
     assert_serves(world, "key")
     assert "cached plan must not change result type" in postgres.log[mark:]
     assert "SET LOCAL can only be used" not in postgres.log[mark:]
 
 
-@pytest.mark.parametrize(
-    ("used", "change", "back"),
-    [
-        # It forgets what it prepared when it rolls back, and we roll an operation back past it.
-        (9, "alter table moved add column remark text", "select 1"),
-        # It notes a statement as prepared as soon as it is sent, also if it cannot be parsed.
-        (5, "alter table moved rename to away", "alter table away rename to moved"),
-    ],
-)
-def test_a_migration_under_what_psycopg_prepares_costs_one_request_as_without_us(
-    make_shop, used, change, back
-):
-    text = sa.text("select * from moved")
-    world = make_shop(during=lambda world: world.db.session.execute(text).all())
-    world.sql("create table moved (id int)")
-    for number in range(used):
-        assert world.post("/does", key=f"before-{number}").status_code == 201
-    beside(world, change)
-    assert world.post("/does", key="while").status_code == 500
-    beside(world, back)
-    assert [world.post("/does", key=key).status_code for key in ("while", "after")] == [201, 201]
-
-
 def test_an_interrupted_message_leaves_no_connection_in_the_pool(make_shop, monkeypatch):
     """A worker's time-out strikes anywhere."""
     world = make_shop()
-    driver, waits = raw(world), []
+    with world.app.app_context(), world.db.engine.connect() as connection:
+        driver, waits = connection.connection.driver_connection, []
     original = driver.wait
 
     def wait(generator, *args):
@@ -191,63 +115,24 @@ def test_an_interrupted_message_leaves_no_connection_in_the_pool(make_shop, monk
     world.assert_clean()
 
 
-def connection_of(world):
-    return world.db.session.connection().connection.driver_connection
-
-
-def begin_in_a_cursors_connection(name):
-    def begin(world):
-        cursor = connection_of(world).cursor()
-        with suppress(NotAtomic), getattr(cursor.connection, name)():
-            cursor.execute("insert into payment (amount) values (7)")
-
-    return begin
-
-
 REFUSED = {
-    "autocommit": lambda world: connection_of(world).set_autocommit(True),
-    "read_only": lambda world: connection_of(world).set_read_only(True),
-    "tpc": lambda world: connection_of(world).tpc_begin(connection_of(world).xid(1, "a", "b")),
-    "transaction": begin_in_a_cursors_connection("transaction"),
-    "pipeline": begin_in_a_cursors_connection("pipeline"),
+    "autocommit": lambda driver: driver.set_autocommit(True),
+    "read_only": lambda driver: driver.set_read_only(True),
+    "tpc": lambda driver: driver.tpc_begin(driver.xid(1, "a", "b")),
 }
 
 
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_would_change_the_transaction_is_refused(make_world, add_view, way):
     world = make_world()
-    add_view(world, during=lambda: REFUSED[way](world))
+
+    def change():
+        REFUSED[way](world.db.session.connection().connection.driver_connection)
+
+    add_view(world, during=change)
     assert world.post().status_code == 500
     assert world.count() == 0
-    assert world.records()[0].state == "in_progress"
     world.assert_clean()
-
-
-def roll_a_savepoint_back_while_a_stream_is_read(world):
-    session = world.db.session
-    numbers = sa.text("select generate_series(1, 4)").execution_options(yield_per=1)
-    rows = session.execute(numbers)
-    next(rows)
-    savepoint = session.connection().begin_nested()
-    assert [row[0] for row in rows] == [2, 3, 4]
-    session.add(world.Payment(amount=7))
-    session.flush()
-    savepoint.rollback()
-    session.commit()
-
-
-def send_a_long_value(world):
-    """More than the sockets hold: libpq keeps the rest until somebody lets it send."""
-    length = world.db.session.scalar(sa.text("select length(:it)"), {"it": "x" * 20_000_000})
-    assert length == 20_000_000
-
-
-@pytest.mark.parametrize("during", [roll_a_savepoint_back_while_a_stream_is_read, send_a_long_value])
-def test_what_waits_for_the_next_message_arrives_with_it(make_world, add_view, during):
-    world = make_world()
-    add_view(world, during=lambda: during(world))
-    assert world.post().status_code == 201
-    assert world.count() == 1
 
 
 def test_a_record_is_read_whatever_the_application_makes_of_its_types(

@@ -7,16 +7,14 @@ import time
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask, current_app
-from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.web import purging
 from tests.integration.commands.purging import FILL, outside
 from tests.integration.test_workers import KINDS
 from tests.waiting import wait_until
 
-FILLED = "select count(*) from idempotency_record where name = 'filled'"
+RECORDS = "idempotency_record"
+FILLED = f"select count(*) from {RECORDS} where name = 'filled'"
 
 
 @pytest.fixture(autouse=True)
@@ -43,35 +41,17 @@ def left(world, add_view):
     return count
 
 
-def test_a_hundred_go_when_the_response_has_been_sent(world, left):
+def test_a_hundred_go_when_the_response_to_a_first_request_has_been_sent(world, left):
+    world.post().close()
     world.sql(FILL.format(250))
+    for response in world.post(), world.post(json={"amount": 6}), world.post(key=None):
+        response.close()
+    assert world.sql(FILLED) == [(250,)], "neither a replay nor a problem is followed by a purge"
     response = respond(world)
     assert world.sql(FILLED) == [(250,)]
     response.close()
     assert world.sql(FILLED) == [(150,)]
     assert [left() for _ in range(3)] == [50, 0, 0]
-
-
-def test_a_replay_or_a_problem_is_not_followed_by_one(world, left):
-    world.post().close()
-    world.sql(FILL.format(10))
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-    for response in world.post(), world.post(json={"amount": 6}), world.post(key=None):
-        response.close()
-    assert world.sql(FILLED) == [(10,)]
-
-
-def test_what_has_not_expired_is_interrupted_or_locked_stays(world, left):
-    world.sql(FILL.format(150))
-    world.sql("update idempotency_record set lease_expires_at = expires_at where expires_at = "
-              "(select min(expires_at) from idempotency_record)")  # fmt: skip
-    world.sql("update idempotency_record set expires_at = now() + interval '1 h' where expires_at = "
-              "(select max(expires_at) from idempotency_record)")  # fmt: skip
-    with outside(world) as other:
-        expired = "select from idempotency_record where lease_expires_at is null"
-        other.execute(f"{expired} order by expires_at limit 10 for update")
-        assert [left() for _ in range(3)] == [50, 12, 12]
-    assert left() == 2
 
 
 def test_a_table_that_is_locked_is_not_waited_for(world, left, caplog):
@@ -104,61 +84,48 @@ def test_after_a_time_out_half_as_many_go_and_twice_as_many_after_a_success(worl
     assert [left() for _ in range(9)] == [749, 747, 743, 735, 719, 687, 623, 523, 423]
 
 
-def test_what_goes_wrong_is_logged_and_nobodys_error(world, left, caplog):
-    response = respond(world)
-    world.sql("alter table idempotency_record rename to elsewhere")
-    response.close()
-    world.sql("alter table elsewhere rename to idempotency_record")
-    (said,) = caplog.records
-    assert (said.name, said.levelname) == ("flask_idempotency", "ERROR")
-    assert "expired records could not be deleted" in caplog.text
+@pytest.mark.parametrize(
+    ("away", "back", "level"),
+    [
+        ("database {} allow_connections false", "database {} allow_connections true", "WARNING"),
+        (f"table {RECORDS} rename to elsewhere", f"table elsewhere rename to {RECORDS}", "ERROR"),
+    ],
+    ids=["the database is away", "the table is not there"],
+)
+def test_what_goes_wrong_is_logged_and_nobodys_error(world, left, postgres, caplog, away, back, level):
     world.sql(FILL.format(1))
+    response, name = respond(world), world.sql("select current_database()")[0][0]
+    url = postgres.url if away.startswith("database") else world.app.config["SQLALCHEMY_DATABASE_URI"]
+    with sa.create_engine(url, isolation_level="AUTOCOMMIT").connect() as other:
+        with world.app.app_context():
+            world.db.engine.dispose()
+        other.exec_driver_sql("alter " + away.format(name))
+        response.close()
+        other.exec_driver_sql("alter " + back.format(name))
+    (said,) = caplog.records
+    assert (said.name, said.levelname) == ("flask_idempotency", level)
+    assert "expired records" in said.getMessage()
     assert left() == 0
 
 
-def test_a_database_that_is_away_is_a_warning(world, left, postgres, caplog):
-    response, name = respond(world), world.sql("select current_database()")[0][0]
-    with world.app.app_context():
-        world.db.engine.dispose()
-    with sa.create_engine(postgres.url, isolation_level="AUTOCOMMIT").connect() as admin:
-        admin.exec_driver_sql(f"alter database {name} allow_connections false")
-        response.close()
-        admin.exec_driver_sql(f"alter database {name} allow_connections true")
-    (said,) = caplog.records
-    assert said.levelname == "WARNING"
-    assert "expired records are deleted later" in said.getMessage()
-
-
-def test_a_listener_that_needs_a_context_reaches_no_response(world, left, caplog):
-    """There is none any more: the purge ends, and says why."""
-    world.sql(FILL.format(10))
-    with world.app.app_context():
-        sa.event.listen(world.db.engine, "checkout", lambda *_what: current_app.config["SECRET_KEY"])
-    respond(world).close()
-    with world.app.app_context():
-        assert world.sql(FILLED)[0][0] == 10
-    assert "Working outside of application context" in caplog.text
-
-
-@pytest.mark.parametrize("options", [{"poolclass": sa.NullPool}, {"pool_size": 1, "max_overflow": 0}])
-def test_a_purge_needs_one_connection(make_world, add_view, options):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+@pytest.mark.parametrize(
+    ("config", "left"),
+    [
+        ({"IDEMPOTENCY_PURGE": False}, 10),
+        ({"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 1, "max_overflow": 0}}, 0),
+    ],
+    ids=["the setting turns it off", "it needs one connection"],
+)
+def test_settings_and_pools(make_world, add_view, config, left):
+    world = make_world(**config)
     add_view(world)
     world.sql(FILL.format(10))
     respond(world).close()
-    assert world.sql(FILLED) == [(0,)]
+    assert world.sql(FILLED) == [(left,)]
 
 
-def test_the_setting_turns_it_off(make_world, add_view):
-    world = make_world(IDEMPOTENCY_PURGE=False)
-    add_view(world)
-    world.sql(FILL.format(10))
-    respond(world).close()
-    assert world.sql(FILLED) == [(10,)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_under_each_kind_of_worker_the_response_comes_first(open_shop, clients, kind):
+@pytest.mark.parametrize("kind", ["sync", "gevent-cooperative"])
+def test_under_gunicorn_the_response_comes_first(open_shop, kind):
     """A purge tells the test that it has begun, and waits until the test has had the response."""
     arguments, environment = KINDS[kind]
     shop = open_shop("--workers", "1", *arguments, HOLDS_PURGE="yes", **environment)
@@ -171,36 +138,25 @@ def test_under_each_kind_of_worker_the_response_comes_first(open_shop, clients, 
     wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
-def test_sqlite_too_unless_somebody_writes_or_reads(tmp_path, caplog):
-    app = Flask("shop")
-    app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path}/shop.db"
-    app.config["IDEMPOTENCY_STORE"] = "sql"
-    db = SQLAlchemy(app)
-    Idempotency(app, db, scope=None)
-    app.add_url_rule("/", "pay", idempotent(dict), methods=["POST"])
-    with app.app_context():
-        db.create_all()
-        engine = db.engine
-
-    def pay(key):
-        return app.test_client().post("/", headers={"Idempotency-Key": key})
-
+@pytest.mark.parametrize("begins", ["begin immediate", "begin; select 1 from idempotency_record"])
+def test_sqlite_too_unless_somebody_writes_or_reads(make_world, add_view, tmp_path, caplog, begins):
+    url = f"sqlite:///{tmp_path}/shop.db"
+    world = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_STORE="sql")
+    add_view(world)
     count = "select count(*) from idempotency_record where expires_at <= created_at"
-    pay("old")
-    with engine.connect() as beside:
-        beside.exec_driver_sql("update idempotency_record set expires_at = created_at")
-        beside.commit()
-        for begins in "begin immediate", "begin; select 1 from idempotency_record":
-            response = pay(begins.replace(" ", "-").replace(";", ""))
-            assert response.status_code == 200
-            for statement in begins.split(";"):
-                beside.exec_driver_sql(statement).close()
-            began = time.monotonic()
-            response.close()
-            assert time.monotonic() - began < 2, "SQLite's driver would wait for five seconds"
-            assert beside.exec_driver_sql(count).scalar() == 1
-            beside.rollback()
-        assert caplog.messages == []
-        pay("new").close()
-        assert beside.exec_driver_sql(count).scalar() == 0
-    engine.dispose()
+    respond(world)
+    world.sql("update idempotency_record set expires_at = created_at")
+    response = respond(world)
+    with world.app.app_context():
+        beside = world.db.engine.connect()
+    with beside:
+        for statement in begins.split(";"):
+            beside.exec_driver_sql(statement).close()
+        began = time.monotonic()
+        response.close()
+        assert time.monotonic() - began < 2, "SQLite's driver would wait for five seconds"
+        assert beside.exec_driver_sql(count).scalar() == 1
+        beside.rollback()
+    assert caplog.messages == []
+    respond(world).close()
+    assert world.sql(count) == [(0,)]

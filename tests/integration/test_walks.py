@@ -7,7 +7,6 @@ begins anew.
 from __future__ import annotations
 
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -23,11 +22,7 @@ from flask_idempotency.testing import crash_at
 
 ROOT = str(Path(flask_idempotency.__file__).parent)
 
-pytestmark = [
-    pytest.mark.parametrize("store", ["hybrid"]),  # Redis is one room more
-    pytest.mark.usefixtures("nobody_listens"),
-]
-
+pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 MOST = {
     "A first request": (180, 22, 52),
@@ -44,11 +39,10 @@ class Walk:
     """The package's functions that one call enters, in this thread."""
 
     def __init__(self) -> None:
-        self.rooms: list[str] = []
-        self.crossings: list[tuple[str, str]] = []
+        self.rooms: set[str] = set()
+        self.crossings = 0
         self.functions: Counter[str] = Counter()
         self.files: set[str] = set()
-        self._files: dict[str, str | None] = {}
 
     def __enter__(self):
         sys.setprofile(self._note)
@@ -57,110 +51,80 @@ class Walk:
     def __exit__(self, *exc):
         sys.setprofile(None)
 
-    def room_of(self, filename):
-        if filename not in self._files:
-            below = filename.removeprefix(ROOT).strip("/").removesuffix(".py").split("/")
-            room = "/".join(below[:-1] or below)
-            self._files[filename] = room if filename.startswith(ROOT) else None
-        return self._files[filename]
-
     def _note(self, frame, event, _argument):
-        room = self.room_of(frame.f_code.co_filename)
-        if event != "call" or room is None:
+        filename, caller = frame.f_code.co_filename, frame.f_back
+        if event != "call" or not filename.startswith(ROOT):
             return
+        room = room_of(filename)
         self.functions[f"{room}.{frame.f_code.co_name}"] += 1
-        self.files.add(frame.f_code.co_filename)
-        if room not in self.rooms:
-            self.rooms.append(room)
-        caller = frame.f_back
-        origin = caller and self.room_of(caller.f_code.co_filename)
-        if origin not in {None, room} and frame.f_code.co_name != "__del__":
-            self.crossings.append((origin, room))
+        self.files.add(filename)
+        self.rooms.add(room)
+        origin = caller and caller.f_code.co_filename
+        if origin and origin.startswith(ROOT) and frame.f_code.co_name != "__del__":
+            self.crossings += room_of(origin) != room
+
+
+def room_of(filename):
+    below = filename.removeprefix(ROOT).strip("/").removesuffix(".py").split("/")
+    return "/".join(below[:-1] or below)
 
 
 @pytest.fixture
-def shop(make_world, redis_server, monkeypatch):
+def shop(make_world, add_view, gate, monkeypatch):
     monkeypatch.setattr(lock, "PROBE_AFTER_SECONDS", 9)  # until then Redis alone rejects duplicates
     world = make_world()
 
-    def pay():
+    @world.app.post("/payments")
+    @idempotent
+    def post():
         payment = world.Payment(amount=5)
         world.db.session.add(payment)
         world.db.session.commit()
         return {"id": payment.id}, 201
 
+    add_view(world, "/slow", endpoint="slow", during=gate)
+
+    @world.app.post("/charges")
+    @idempotent(atomic=False)
     def charge():
         return current_operation.step("charge", lambda: {"charged": 5}), 201
 
-    world.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
-    world.app.add_url_rule("/charges", "charge", idempotent(atomic=False)(charge), methods=["POST"])
-    world.inside, world.resume = threading.Event(), threading.Event()
-
-    @world.app.post("/slow")
-    @idempotent
-    def slow():
-        world.inside.set()
-        assert world.resume.wait(20)
-        return {}
-
-    world.forget_locks = lambda: redis.Redis.from_url(redis_server.url).flushdb()
     for path in ("/payments", "/charges"):  # what is asked once, when a worker starts
         for _ in range(2):
             world.post(path, key="warm-up")
     return world
 
 
-def take(title, request, status):
+def walk(request, status=201):
     with no_collection(), Walk() as walk:  # what an earlier test left would be told to web
         response = request()
     assert response.status_code == status
-    taken = walk.functions.total(), len(walk.files), len(walk.crossings)
-    print(f"{title}: {taken[0]} calls in {taken[1]} files, {taken[2]} from room to room")
-    if servers.urls.driver == "psycopg2":  # psycopg's pipelines take more
-        assert all(map(int.__le__, taken, MOST[title])), (taken, walk.functions.most_common(5))
     return walk
 
 
-def test_a_first_request_goes_down_once_and_up_once(shop):
-    walk = take("A first request", shop.post, 201)
-    assert len(walk.rooms) <= 13
-    assert walk.functions["web.abandon"] == 0
-    assert walk.functions["stores.abandon"] == 1
-
-
-def test_a_replay_asks_the_record_and_no_view(shop):
-    shop.post()
-    take("A replay", shop.post, 201)
-
-
-def test_a_duplicate_is_rejected_by_redis(shop):
-    first = threading.Thread(target=lambda: shop.post("/slow"))
-    first.start()
-    assert shop.inside.wait(20)
-    try:
-        walk = take("A rejected duplicate", lambda: shop.post("/slow"), 409)
-    finally:
-        shop.resume.set()
-        first.join(20)
-    assert "stores/postgres" not in walk.rooms
-
-
-def test_a_step_goes_to_the_record_before_and_after(shop):
-    take("A step", lambda: shop.post("/charges"), 201)
-
-
-def test_another_application_adds_no_call(shop, make_world):
-    calls = []
-    for key in ("one", "other"):
-        with no_collection(), Walk() as walk:
-            assert shop.post(key=key).status_code == 201
-        calls.append(walk.functions.total())
-        make_world()
-    assert calls[0] == calls[1]
-
-
-def test_a_take_over_locks_the_row_that_nobody_holds(shop):
-    with crash_at("in-view", shop.app):
-        shop.post()
-    shop.forget_locks()
-    take("A take-over after a crash", shop.post, 201)
+@pytest.mark.parametrize("title", MOST)
+def test_a_request_goes_down_once_and_up_once(shop, redis_server, gate, background, title):
+    if title == "A rejected duplicate":
+        first = background(shop.post, "/slow")
+        gate.wait_until_reached()
+        taken = walk(lambda: shop.post("/slow"), 409)
+        gate.open()
+        assert first.result().status_code == 201
+        assert "stores/postgres" not in taken.rooms
+    elif title == "A step":
+        taken = walk(lambda: shop.post("/charges"))
+    else:
+        if title == "A replay":
+            shop.post()
+        if title == "A take-over after a crash":
+            with crash_at("in-view", shop.app):
+                shop.post()
+            redis.Redis.from_url(redis_server.url).flushdb()
+        taken = walk(shop.post)
+    if title == "A first request":
+        assert len(taken.rooms) <= 13
+        assert (taken.functions["web.abandon"], taken.functions["stores.abandon"]) == (0, 1)
+    found = taken.functions.total(), len(taken.files), taken.crossings
+    print(f"{title}: {found[0]} calls in {found[1]} files, {found[2]} from room to room")
+    if servers.urls.driver == "psycopg2":  # psycopg's pipelines take more
+        assert all(map(int.__le__, found, MOST[title])), (found, taken.functions.most_common(5))

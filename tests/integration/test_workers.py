@@ -18,20 +18,19 @@ from laboratory import running
 from tests.integration.shops import HELD, Shop, new_keys, promises_hold
 from tests.waiting import PATIENCE_SECONDS
 
-KEYS, DUPLICATES = 20, 3
+DUPLICATES = 3
 GEVENT = ("--worker-class", "gevent")
 GTHREAD = ("--worker-class", "gthread", "--threads", "4")
-COOPERATIVE = {"COOPERATIVE": "yes"}
 KINDS = {
     "sync": ((), {}),
     "gthread": (GTHREAD, {}),
     "gevent": (GEVENT, {}),
-    "gevent-cooperative": (GEVENT, COOPERATIVE),
+    "gevent-cooperative": (GEVENT, {"COOPERATIVE": "yes"}),
 }
 
 
 def storm(
-    shop: Shop, clients: ThreadPoolExecutor, count: int = KEYS, *, may_break: bool = False
+    shop: Shop, clients: ThreadPoolExecutor, count: int, *, may_break: bool = False
 ) -> dict[str, list[running.Reply]]:
     """Concurrent duplicates of new keys; what the clients of each key were told."""
     keys = [key for key in new_keys(count) for _ in range(DUPLICATES)]
@@ -57,15 +56,27 @@ def test_duplicates_run_once_and_sockets_used_before_the_fork_are_shared_with_no
     shop = open_shop(*arguments, USED_BEFORE_FORK="first-key", **environment)
     told = {"first-key": [shop.pay("first-key")]}
     assert processes(told) == {shop.pid}
-    promises_hold(shop, told | storm(shop, clients))
+    told |= storm(shop, clients, 20)
+    where = urlsplit(shop.url)
+    request = (
+        f"POST {HELD} HTTP/1.1\r\nHost: {where.netloc}\r\nX-User: alice\r\n"
+        "Idempotency-Key: left\r\nContent-Length: 0\r\n\r\n"
+    )
+    with socket.create_connection((where.hostname, where.port)) as client:
+        client.sendall(request.encode())
+        worker = int(shop.arrived.read_text())
+    shop.go_on.write_text("go on")
+    told["left"] = shop.pay_for_sure("left", HELD)
+    assert told["left"][-1].headers["Idempotent-Replayed"] == "true", "who left finds it later"
+    assert processes({"left": told["left"]}) == {worker}
+    promises_hold(shop, told)
 
 
-@pytest.mark.parametrize("kind", ["gthread", "gevent-cooperative"])
 def test_duplicates_that_wait_leave_their_worker_to_others(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor, kind: str
+    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
 ) -> None:
     """One worker: the first request and the duplicates that wait for it are all in it."""
-    arguments, environment = KINDS[kind]
+    arguments, environment = KINDS["gevent-cooperative"]
     shop = open_shop("--workers", "1", *arguments, WAIT="10", MAX_WAITERS="6", **environment)
     told = {}
     for _ in range(7):
@@ -74,12 +85,10 @@ def test_duplicates_that_wait_leave_their_worker_to_others(
     assert all(len(answers) == DUPLICATES for answers in told.values()), "nobody was told 409"
 
 
-@pytest.mark.parametrize("kind", ["sync", "gthread"])
 def test_a_reload_lets_running_requests_end_and_runs_nothing_twice(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor, kind: str
+    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
 ) -> None:
-    arguments, environment = KINDS[kind]
-    shop = open_shop(*arguments, PRELOAD="no", **environment)
+    shop = open_shop(*GTHREAD, PRELOAD="no")
     told: dict[str, list[running.Reply]] = {}
 
     def storm_until_two_served_who_are_not(known: set[int]) -> None:
@@ -99,24 +108,3 @@ def test_a_reload_lets_running_requests_end_and_runs_nothing_twice(
     assert told["held"][0].status == 201, "an old worker ends what it runs"
     assert processes({"held": told["held"]}) <= old
     promises_hold(shop, told)
-
-
-@pytest.mark.parametrize("kind", ["sync", "gevent"])
-def test_a_client_that_left_before_the_response_finds_it_when_it_returns(
-    open_shop: Callable[..., Shop], kind: str
-) -> None:
-    arguments, environment = KINDS[kind]
-    shop = open_shop(*arguments, PRELOAD="no", **environment)
-    where = urlsplit(shop.url)
-    request = (
-        f"POST {HELD} HTTP/1.1\r\nHost: {where.netloc}\r\nX-User: alice\r\n"
-        "Idempotency-Key: key-1\r\nContent-Length: 0\r\n\r\n"
-    )
-    with socket.create_connection((where.hostname, where.port)) as client:
-        client.sendall(request.encode())
-        worker = int(shop.arrived.read_text())
-    shop.go_on.write_text("go on")
-    (*_, answer) = shop.pay_for_sure("key-1", HELD)
-    assert answer.headers["Idempotent-Replayed"] == "true"
-    assert json.loads(answer.body)["process"] == worker
-    promises_hold(shop, {"key-1": [answer]})

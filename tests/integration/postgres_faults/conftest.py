@@ -1,8 +1,6 @@
-"""A server that a test may stop, a way to the database that breaks, and what is expected of both."""
+"""A server that a test may stop, a way to the database that breaks, and what retries find then."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 
@@ -32,44 +30,28 @@ def proxied(make_world, postgres):
 
 
 @pytest.fixture
-def expect(assert_replayed):
-    """What is there after a fault, and what the retries see."""
+def retries(assert_problem, assert_replayed):
+    """What is told after a fault, how often the view has run by the end, and what is there."""
 
-    def wait_for_the_end_of_the_first(world):
-        """A 409 is right as long as the server has not noticed that the first attempt is over."""
+    def check(world, runs, first, *, total=2, committed=False):
+        assert_problem(first, 503, "store-unavailable", retry=True)
+        if not committed:
+            assert world.count() == 0
+            assert {record.state for record in world.records()} <= {"in_progress"}
 
-        def told():
-            answer = world.post()
-            return answer if answer.status_code != 409 else None
+        def answer():
+            """A 409 is right as long as the server has not noticed that the first attempt is over."""
+            response = world.post()
+            return response if response.status_code != 409 else None
 
-        return wait_until(told, "another answer than 409")
-
-    def nothing_yet(world, *, records=1):
-        assert world.count() == 0
-        assert [record.state for record in world.records()] == ["in_progress"] * records
-        world.assert_clean()
-
-    def kept(world, first):
-        again = world.post()
-        assert_replayed(first, again)
+        retry = wait_until(answer, "another answer than 409")
+        assert retry.status_code == 201, retry.text
+        assert ("Idempotent-Replayed" in retry.headers) is committed
+        assert len(runs) == total
+        if not committed:
+            assert_replayed(retry, world.post())
         assert world.count() == 1
         assert [record.state for record in world.records()] == ["completed"]
         world.assert_clean()
 
-    def retry_runs(world, runs, *, total=2):
-        retry = wait_for_the_end_of_the_first(world)
-        assert retry.status_code == 201, retry.text
-        assert len(runs) == total
-        kept(world, retry)
-
-    def retry_replays(world, runs):
-        retry = wait_for_the_end_of_the_first(world)
-        assert retry.status_code == 201
-        assert retry.headers["Idempotent-Replayed"] == "true"
-        assert runs == [1]
-        assert world.count() == 1
-        world.assert_clean()
-
-    return SimpleNamespace(
-        nothing_yet=nothing_yet, kept=kept, retry_runs=retry_runs, retry_replays=retry_replays
-    )
+    return check

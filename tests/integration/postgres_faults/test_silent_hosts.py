@@ -44,9 +44,9 @@ def silent(make_world, postgres, add_view):
     """Makes an application with a proxy, which has a pooled connection; the page's time-outs."""
     with ExitStack() as proxies:
 
-        def make(in_view=lambda world: None, in_commit=lambda proxy: None, options=OPTIONS):
+        def make(in_view=lambda world: None, in_commit=lambda proxy: None):
             proxy = proxies.enter_context(servers.FaultProxy(postgres.database(new_name())))
-            world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=options)
+            world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=OPTIONS)
             world.sql("select 1")  # so that there is one
             world.app.extensions["idempotency"].records.messages.facts()  # asked once
             last = first_time(lambda: in_commit(proxy))
@@ -124,27 +124,24 @@ def test_a_process_that_is_stopped_costs_the_seconds_of_the_wait_function(
             sa.event.remove(sa.Engine, "do_connect", names["connect"])
 
 
-def test_the_row_of_a_worker_whose_host_is_gone_is_free_when_the_server_has_noticed(
-    make_world, postgres, silent, background, add_view, gate, assert_problem
+def test_the_row_of_a_worker_that_is_cut_off_is_free_after_the_servers_timeout(
+    make_world, postgres, background, add_view, gate, retries
 ):
-    """The server asks whether the host is there, as the page's options tell it to; here sooner."""
-    probes = {f"tcp_keepalives_{name}": 1 for name in ("idle", "interval", "count")}
-    gone, proxy, _ = silent(
-        in_view=lambda _: gate(), options=settings(**probes)["SQLALCHEMY_ENGINE_OPTIONS"]
-    )
-    url = sa.make_url(proxy.url).set(port=postgres.port)
-    other = make_world(SQLALCHEMY_DATABASE_URI=url.render_as_string(hide_password=False))
-    runs = add_view(other)
-    first = background(gone.post)
-    gate.wait_until_reached()
-    proxy.vanish()
-    assert other.post().status_code == 409
-    response = wait_until(
-        lambda: answer if (answer := other.post()).status_code != 409 else None, "the row is free"
-    )
-    assert response.status_code == 201
-    assert runs == [2]
-    proxy.cut()
-    gate.open()
-    assert_problem(first.result(), 503, "store-unavailable", retry=True)
-    assert other.count() == 1
+    """The server hears nothing more of the first worker; another worker can reach it."""
+    url = postgres.database(new_name())
+    with servers.FaultProxy(url) as proxy:
+        cut_off = make_world(
+            SQLALCHEMY_DATABASE_URI=proxy.url, **settings(idle_in_transaction_session_timeout=500)
+        )
+        world = make_world(SQLALCHEMY_DATABASE_URI=url)
+        runs, others = add_view(cut_off, during=gate), add_view(world)
+        first = background(cut_off.post)
+        gate.wait_until_reached()
+        proxy.hang()
+        assert world.post().status_code == 409
+        retry = wait_until(lambda: (it := world.post()).status_code != 409 and it, "the row is free")
+        gate.open()
+        proxy.flow()
+        retries(world, others, first.result(), total=1, committed=True)
+        assert (retry.status_code, runs, others) == (201, [1], [2])
+        cut_off.assert_clean()

@@ -1,8 +1,9 @@
-"""A Redis that a test may stop, and an application that uses it."""
+"""A Redis that a test may stop, and ways to it."""
 
 from __future__ import annotations
 
 import pytest
+import redis
 
 import servers
 
@@ -14,5 +15,12 @@ def own_redis():
 
 
 @pytest.fixture
-def redis_world(make_world, own_redis):
-    return make_world(IDEMPOTENCY_REDIS_URL=own_redis.url)
+def behind(own_redis):
+    with redis.Redis.from_url(own_redis.url) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(own_redis):
+    with servers.FaultProxy(own_redis.url) as proxy:
+        yield proxy
