@@ -85,23 +85,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument(
-        "--store", choices=["postgres", "hybrid"], help="one; half of each if not given"
-    )
     parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
     parser.add_argument("--sessions", choices=tests.sessions.KINDS, default=tests.sessions.usual)
     parser.add_argument("--shown", type=int, default=10, help="differences to shrink and show")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     tests.sessions.usual = given.sessions
-    stores = [given.store] if given.store else ["postgres", "hybrid"]
     passed = True
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis:
-        for seed, store in enumerate(stores, given.seed):
-            options = {"redis_url": redis.url, "hidden": True} if store == "hybrid" else {}
+        stores = {"postgres": {}, "hybrid": {"redis_url": redis.url, "hidden": True}}
+        for seed, (store, options) in enumerate(stores.items(), given.seed):
             twins = Twins(postgres, f"programs_{store}", given.driver, **options)
             summary = Summary(twins)
-            summary.run(given.programs // len(stores), seed)
+            summary.run(given.programs // 2, seed)
             print(f"store {store}, seed {seed}", summary, "", sep="\n", flush=True)
             for verdict in summary.shrunk(given.shown):
                 print("DIFFERENT", verdict, "", flush=True)

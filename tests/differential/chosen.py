@@ -181,9 +181,9 @@ either(
 
 # Constraints that are asked at the commit
 
-TAKE = do("take a place", 1)
-for take in (TAKE, do("text", "a parent missing")):
-    what = " ".join(map(str, (take.kind, *take.arguments)))
+TAKE = do("text", "a parent missing")
+for take in (TAKE, do("cursor", "a parent missing")):
+    what = f"{take.kind} that breaks one"
     equal(f"{what}, caught and gone on", ADD, take, COMMIT, ROLLBACK, LATER, COMMIT)
     equal(f"{what}, answered", ADD, COMMIT, take, COMMIT, ROLLBACK, answer="conflict")
     equal(f"{what}, not caught", ADD, take, COMMIT, catches="nothing")
@@ -191,7 +191,7 @@ for take in (TAKE, do("text", "a parent missing")):
     either(f"{what}, committed above", ADD, take, above=(COMMIT,))
     either(f"{what}, committed after", ADD, take, after=(COMMIT,))
     either(f"{what}, around a rejection", take, answer="forbidden", begins_above=True)
-RIGHT = (do("text", "a parent missing"), do("text", "the parent"), COMMIT)
+RIGHT = (TAKE, do("text", "the parent"), COMMIT)
 WRONG = do("ask", "delete from node where name = 'x'"), COMMIT
 equal("a constraint that is right at the commit only, twice", *RIGHT, *WRONG, *RIGHT)
 AT_ONCE = undone(do("set", "constraints immediate"))
@@ -359,13 +359,8 @@ for name in ("before_commit", "before_flush", "after_flush"):
     equal(f"a listener that refuses {name}", ADD, COMMIT, ROLLBACK, READ, answer="conflict", **veto)
     equal(f"a listener that refuses {name}, uncaught", ADD, COMMIT, vetoes=name)
 
-# Ends that are not ours: what they hide behind, ``tests/session/test_commits_that_are_not_ours.py``.
+# Ends that are not ours: ``tests/session/test_commits_that_are_not_ours.py``.
 
-ENDS = ("commit", "select 1; commit", "commit and chain", "rollback", "begin")
-for text in (*ENDS, "prepare transaction 'x'"):
-    refused(f"{text}, as text", ADD, FLUSH, do("ask", text), LATER, COMMIT, catches="nothing")
-for how in ("commit", "rollback", "begin"):
-    either(f"{how} of the connection", INSERT, do("by a connection", how), LATER, COMMIT)
 for mode in ("conditional_savepoint", "rollback_only"):
     joined = do("a session on the connection", mode)
     equal(f"{joined.kind}, {mode}", ADD, FLUSH, joined, ROLLBACK, LATER, COMMIT)

@@ -18,14 +18,11 @@ from tests.differential.twins import (
     LEAKED,
     Request,
     Twin,
-    make_twin,
     savepoints_unchecked,
     settings_outlasting,
 )
 from tests.differential.worlds import NOT_KEPT
 from tests.drivers import with_driver
-
-ABORTED = "25P02"
 
 
 @dataclass
@@ -33,37 +30,28 @@ class Observed:
     """What one application did with a program: the first request, its retry if there is a key."""
 
     first: Request
-    state: list[list[str]]
+    state: set[str]
     completed: bool = False
     retry: Any = None
 
     @property
     def is_broken(self) -> bool:
         """Whether the application broke by itself: SQLAlchemy cannot always close a session."""
-        return self.first.status == 0 or LEAKED in self.lines
+        return self.first.status == 0 or LEAKED in self.state
 
     @property
-    def lines(self) -> set[str]:
-        """What is not as on a new connection, on whichever it is."""
-        return {line for connection in self.state for line in connection}
-
-    @property
-    def comparable(self) -> list[list[str]]:
+    def comparable(self) -> set[str]:
         """The state, without what statements are prepared if psycopg decides that.
 
         It drops all of a connection, also the view's own, with a ROLLBACK once it has prepared one
         itself. In an operation they stay (``docs/session.md``).
         """
-        if "+psycopg:" not in self.first.run.twin.url:
-            return self.state
-        left = ([line for line in each if not line.startswith("prepared ")] for each in self.state)
-        return [each for each in left if each]
+        is_psycopg = "+psycopg:" in self.first.run.twin.url
+        return {line for line in self.state if not (is_psycopg and line.startswith("prepared "))}
 
     def leaves(self, plain: Observed) -> Iterator[str]:
         """What is left on a connection here, and not in the plain application."""
-        there = {line for connection in plain.comparable for line in connection}
-        here = {line for connection in self.comparable for line in connection}
-        return (f"state: {line}" for line in sorted(here - there))
+        return (f"state: {line}" for line in sorted(self.comparable - plain.comparable))
 
 
 def observe(twin: Twin, program: Program, key: str, again: bool) -> Observed:
@@ -71,7 +59,7 @@ def observe(twin: Twin, program: Program, key: str, again: bool) -> Observed:
     twin.clear()
     observed = Observed(twin.post(program, key), twin.state())
     if again:
-        observed.completed = twin.protected and twin.is_completed()
+        observed.completed = twin.is_completed()
         observed.retry = twin.post(program, key)
     if observed.state or not twin.is_fresh():
         twin.forget_connections()
@@ -134,7 +122,7 @@ def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
         yield from protected.leaves(plain)
     # What stays on a connection, such as a prepared statement, may stop the retry earlier, and what is
     # done above the view a second time may fail.
-    is_comparable = not (program.before or protected.lines or retry.run.failed_outside)
+    is_comparable = not (program.before or protected.state or retry.run.failed_outside)
     if retry.replayed or (retry.status != first.status and is_comparable):
         yield f"retry: {retry.status} {retry.errors_by_name} after {first.status}"
 
@@ -142,9 +130,11 @@ def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
 def _of_first_answers(plain: Request, protected: Request) -> Iterator[str]:
     voided = protected.run.failed_outside and protected.status >= 500  # nobody is told of the view
     for part in () if voided else ("before", "view"):
-        for mine, other in unlike(plain.run.saw(part), protected.run.saw(part)):
-            yield f"{part}: {mine} in plain, {other} in protected"
-            break
+        pairs = zip_longest(normal(plain.run.saw(part)), normal(protected.run.saw(part)))
+        for mine, other in pairs:
+            if mine != other:
+                yield f"{part}: {mine} in plain, {other} in protected"
+                break
     # What is not stored is rolled back before anything above the view could fail to commit it.
     never_tried = not _is_to_keep(protected.status) and plain.run.failed_outside
     if plain.status != protected.status and not never_tried:
@@ -156,60 +146,29 @@ def _of_first_answers(plain: Request, protected: Request) -> Iterator[str]:
         yield "body"
 
 
-OUTLIVED = ["read the stream", "ProgrammingError"], ["read the stream", "OperationalError 34000"]
-"""A stream that is read after a rollback (``BY_CLASS``): psycopg2 refuses, or lets the server do so."""
+def normal(seen: list[Any]) -> list[Any]:
+    """What steps noted, without what differs by design after a failure (``BY_CLASS``).
 
-REFUSED_BY_PSYCOPG2 = [[kind, "ProgrammingError"] for kind in ("open a stream", "driver", "iterate")]
-"""A cursor on the server where a transaction has failed (``BY_CLASS``)."""
-
-
-def unlike(plain: list[Any], protected: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Where one saw something else than the other, but for the class of an error (``BY_CLASS``).
-
-    That is by design in a transaction that has failed in both: whatever is sent there fails.
+    In a transaction that has failed all that is sent there fails, by whatever class; a block in a
+    savepoint by an error in it or by that of undoing it; a stream after a rollback in the driver or in
+    the server. A commit that fails because the one before it has is left out (``SECOND_COMMIT``).
     """
+    found: list[Any] = []
     has_failed = False
-    for mine, other in zip_longest(_but_for_second(plain), _but_for_second(protected)):
-        is_alike = mine == other or (mine, other) == OUTLIVED or _is_of_its_end(mine, other)
-        if not (is_alike or (has_failed and _is_by_class(mine, other))):
-            yield mine, other
-        elif mine == ["rollback", "done"]:
-            has_failed = False
-        elif _sqlstate(mine) and _sqlstate(other):
-            has_failed = True
+    for kind, what in seen:
+        is_second = (kind, what) == ("commit", "InvalidRequestError")
+        if is_second and found and found[-1][0] == "commit":
+            continue
+        is_any = has_failed or kind in ("in a savepoint of the connection", "read the stream")
+        found.append([kind, "an error" if is_any and _is_error(what) else what])
+        has_failed |= _is_error(what) and bool(what.partition(" ")[2])
+        has_failed &= [kind, what] != ["rollback", "done"]
+    return found
 
 
-def _is_of_its_end(mine: Any, other: Any) -> bool:
-    """Whether a block failed in both, by an error in it or by that of undoing its savepoint then."""
-    is_block = mine and other and mine[0] == other[0] == "in a savepoint of the connection"
-    return bool(is_block) and _is_error(mine) and _is_error(other)
-
-
-def _but_for_second(seen: list[Any]) -> list[Any]:
-    """Without a commit that fails because the one before it has (``SECOND_COMMIT``)."""
-    second = ["commit", "InvalidRequestError"]
-    pairs = zip(seen, [["", ""], *seen], strict=False)
-    return [one for one, last in pairs if not (one == second and last[0] == "commit")]
-
-
-def _is_by_class(mine: Any, other: Any) -> bool:
-    """Whether a step failed in both, and only in one of them because something had failed before."""
-    if None in (mine, other) or mine[0] != other[0] or not (_is_error(mine) and _is_error(other)):
-        return False
-    if _sqlstate(other) == ABORTED:
-        return True
-    return _sqlstate(mine) == ABORTED and other in REFUSED_BY_PSYCOPG2
-
-
-def _is_error(seen: Any) -> bool:
+def _is_error(what: Any) -> bool:
     """Whether a step noted an error's class, and perhaps its SQLSTATE."""
-    return seen is not None and bool(
-        re.fullmatch(r"[A-Z]\w*(Error|(?= \w{5}$))( \w{5})?", str(seen[1]))
-    )
-
-
-def _sqlstate(seen: Any) -> str:
-    return str(seen[1]).partition(" ")[2] if _is_error(seen) else ""
+    return bool(re.fullmatch(r"[A-Z]\w*(Error|(?= \w{5}$))( \w{5})?", str(what)))
 
 
 def _is_alike(plain: Request, protected: Request) -> bool:
@@ -217,8 +176,10 @@ def _is_alike(plain: Request, protected: Request) -> bool:
     if plain.text == protected.text:
         return True
     bodies = [each.text for each in (plain, protected)]
-    is_list = all(each.startswith("[") for each in bodies)
-    return is_list and not list(unlike(*map(json.loads, bodies)))
+    if not all(each.startswith("[") for each in bodies):
+        return False
+    mine, other = (normal(json.loads(each)) for each in bodies)
+    return mine == other
 
 
 def _of_kept(program: Program, plain: Observed, protected: Observed) -> Iterator[str]:
@@ -226,10 +187,9 @@ def _of_kept(program: Program, plain: Observed, protected: Observed) -> Iterator
     for part in ("above", "after"):
         yield from _unequal(part, plain.first.run.saw(part), first.run.saw(part))
     yield from _unequal("rows", plain.first.rows, first.rows)
-    if program.uses_other_connections:
-        yield from protected.leaves(plain)
-    else:
-        yield from _unequal("state", plain.comparable, protected.comparable)
+    yield from protected.leaves(plain)
+    if not program.uses_other_connections:
+        yield from (f"state: no {line}" for line in sorted(plain.comparable - protected.comparable))
     if retry.run.views:
         yield "retry: the view ran again"
     failed_outside = first.run.failed_outside or retry.run.failed_outside
@@ -248,9 +208,9 @@ def _of_not_kept(program: Program, plain: Observed, protected: Observed) -> Iter
     yield from protected.leaves(plain)
     if retry.replayed:
         yield "retry: replayed though not kept"
-    if not (program.before or protected.lines or retry.run.failed_outside):
+    if not (program.before or protected.state or retry.run.failed_outside):
         yield from _unequal("retry", _rerun(first), _rerun(retry))
-    if not (program.surroundings or protected.lines or first.run.counted):
+    if not (program.surroundings or protected.state or first.run.counted):
         yield from _unequal("what the retry saw", first.run.seen, retry.run.seen)
 
 
@@ -291,23 +251,12 @@ class Verdict:
 class Twins:
     """Pairs of applications, one for each isolation level, on one server.
 
-    Where the second one only observes, it must do the same with each request, and nothing is refused.
-    ``hidden``: reads may write in the database.
+    ``options`` are those of a :class:`Twin`, as ``hidden``: reads may write in the database.
     """
 
-    def __init__(
-        self,
-        postgres: Any,
-        name: str,
-        driver: str,
-        redis_url: str | None = None,
-        *,
-        observes: bool = False,
-        hidden: bool = False,
-    ) -> None:
+    def __init__(self, postgres: Any, name: str, driver: str, **options: Any) -> None:
         self._postgres, self._name, self.driver = postgres, f"{name}_{driver}", driver
-        self._observes = observes
-        self._options = {"redis_url": redis_url, "enforce": not observes, "hidden": hidden}
+        self._options = options
         self.grammar = Grammar(driver)
         self._pairs: dict[str, tuple[Twin, Twin]] = {}
         self._databases: list[str] = []
@@ -317,12 +266,11 @@ class Twins:
         """Run the program in a plain and a protected application."""
         plain, protected = self._pair(program.isolation)
         key = f"key-{next(self._keys)}"
-        again = self._observes
-        observed = observe(plain, program, key, again), observe(protected, program, key, True)
+        observed = observe(plain, program, key, False), observe(protected, program, key, True)
         run = observed[0].first.run
         assert not run.mistakes, f"{run.seen} in {program}"
-        found = (unequal if self._observes else differences)(program, *observed)
-        if found and not self._observes and self._is_listed(program, plain, *observed):
+        found = differences(program, *observed)
+        if found and self._is_listed(program, plain, *observed):
             found = []
         return Verdict(program, *observed, found)
 
@@ -355,22 +303,22 @@ class Twins:
         name = f"{self._name}_{len(self._databases)}"
         self._databases.append(name)
         url = with_driver(self._postgres.database(name), self.driver)
-        return make_twin(url, isolation, self.grammar, protected=protected, **self._options)
+        return Twin(url, isolation, self.grammar, protected=protected, **self._options)
 
     @contextmanager
     def at_each_commit(self, sql: str) -> Iterator[None]:
         """In the protected application, a statement that spoils each commit that has added a row."""
-        with self._pair("")[1].observer.cursor() as cursor:
-            cursor.execute(
-                f"create function spoil() returns trigger language plpgsql as $$ begin {sql};"
-                " return null; end $$; create constraint trigger spoil after insert on public.item"
-                " deferrable initially deferred for each row when (new.label = 'c')"
-                " execute function spoil()"
-            )
-            try:
-                yield
-            finally:
-                cursor.execute("drop function spoil cascade")
+        protected = self._pair("")[1]
+        protected.ask(
+            f"create function spoil() returns trigger language plpgsql as $$ begin {sql};"
+            " return null; end $$; create constraint trigger spoil after insert on public.item"
+            " deferrable initially deferred for each row when (new.label = 'c')"
+            " execute function spoil()"
+        )
+        try:
+            yield
+        finally:
+            protected.ask("drop function spoil cascade")
 
     def close(self) -> None:
         """Close every connection and drop the databases."""
@@ -379,15 +327,3 @@ class Twins:
                 twin.close()
         for name in self._databases:
             drop_database(self._postgres.dsn, name)
-
-
-def unequal(_program: Program, plain: Observed, observed: Observed) -> list[str]:
-    """Where two requests with one key differ in a plain application and in one that observes."""
-    found = []
-    for name in ("first", "retry"):
-        mine, other = getattr(plain, name), getattr(observed, name)
-        for what in ("status", "text", "rows", "replayed", "errors_by_name"):
-            found += _unequal(f"{name}: {what}", getattr(mine, what), getattr(other, what))
-        found += _unequal(f"{name}: seen", mine.run.seen, other.run.seen)
-        found += _unequal(f"{name}: views", mine.run.views, other.run.views)
-    return found + _unequal("state", plain.state, observed.state)

@@ -123,7 +123,6 @@ TOGETHER: dict[str, list[Steps]] = {
         (COMMIT, SHOW),
         (ROLLBACK, SHOW),
     ],
-    "places": [(do("take a place", 1), COMMIT)],
     "locks": [
         (do("lock", "row"), ROLLBACK, do("count up by engine")),
         (do("lock", "advisory"), ROLLBACK, do("read locks")),

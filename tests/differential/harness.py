@@ -46,8 +46,7 @@ class Case:
     answer, and None stands for a 201. ``before`` is a ``before_request`` function, ``after_request``
     is given the response too, ``teardown`` the error; ``above(world, call)`` stands above
     ``@idempotent`` and calls it. ``setup`` runs once, in an application context, for an application of
-    its own (cases with the same function share one), ``early`` the same before the extension's
-    ``init_app``. ``prelude`` runs before each case.
+    its own (cases with the same function share one). ``prelude`` runs before each case.
 
     ``events=False`` compares nothing that listeners heard. ``status`` is that of the plain
     application's first answer, so that a case which fails for another reason than meant is noticed.
@@ -66,15 +65,13 @@ class Case:
     stores: tuple[str, ...] = ("postgres",)
     atomic: bool = True
     status: int | None = 201
-    early: Callable[[World], Any] | None = None
     prelude: Callable[[World], Any] | None = None
-    json: Any = None
     events: bool = True
 
     @property
     def application(self) -> tuple[Any, ...]:
         """What makes an application: cases that agree in it can share one."""
-        return (self.setup, self.early, repr(self.engine_options), self.pool, self.atomic)
+        return (self.setup, repr(self.engine_options), self.pool, self.atomic)
 
 
 @dataclass(frozen=True)

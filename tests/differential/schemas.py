@@ -25,13 +25,6 @@ def schema_per_tenant(world: World) -> None:
         world.admin_run(f"create table tenant_a.{table} (like public.{table} including all)")
 
 
-def schema_without_records(world: World) -> None:
-    """The same, but where the path leads there are no records."""
-    world.admin_run("create schema tenant_a")
-    for table in ("payment", "account", "audit"):
-        world.admin_run(f"create table tenant_a.{table} (like public.{table} including all)")
-
-
 def role_per_tenant(world: World) -> None:
     """A role that may do all with the application's tables, and nothing with the records."""
     world.admin_run(_MAKE_ROLE)

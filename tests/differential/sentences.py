@@ -12,4 +12,4 @@ SECOND_COMMIT = "after a commit that failed, the next one raises InvalidRequestE
 BY_CLASS = (
     "the next may raise InFailedSqlTransaction in place of an error of its own, and stream_results"
 )
-DEFERRED = "so does SET CONSTRAINTS, and what only the view defers is asked at the end: a 500"
+DEFERRED = "so does SET CONSTRAINTS, and what only the view defers is asked at the end"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, wraps
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
@@ -73,81 +72,149 @@ class Request:
         return ", ".join(map(name_of, self.errors)) or "no error"
 
 
-@dataclass
 class Twin:
-    """One of the two applications."""
+    """One of the two applications, on an empty database."""
 
-    app: Flask
-    db: Any
-    models: SimpleNamespace
-    steps: dict[str, Callable[..., Any]]
-    protected: bool
-    url: str
-    run: Run = field(init=False)
-    errors: list[BaseException] = field(default_factory=list)
-    observer: Any = None
-    """A connection that reads and puts back rows."""
-    holder: Any = None
-    """A connection that holds the row of ``held``."""
+    def __init__(
+        self,
+        url: str,
+        isolation: str,
+        grammar: Grammar,
+        *,
+        protected: bool,
+        redis_url: str | None = None,
+        hidden: bool = False,
+    ) -> None:
+        self.url, self.protected = url, protected
+        self.steps = {row.kind: row.do for row in grammar.table}
+        self.run: Run
+        self.errors: list[BaseException] = []
+        self.db = make_db()
+        self.models = models.define(self.db)
+        self.app = Flask("protected" if protected else "plain")
+        self.app.logger.disabled = True
+        self.app.config.update(
+            SQLALCHEMY_DATABASE_URI=url,
+            SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": isolation} if isolation else {},
+            IDEMPOTENCY_STORE="hybrid" if redis_url else "postgres",
+            IDEMPOTENCY_REDIS_URL=redis_url,
+        )
+        self.db.init_app(self.app)
+        if protected:
+            protect(self.app, self.db, scope=None)
+        self.app.before_request(lambda: self.run.perform_part("before", self.run.program.before))
+        self.app.register_error_handler(Handled, self._handle)
+        self.app.after_request(self._after)
+        self._protected_view = idempotent(self._view) if protected else self._view
+        outermost = wraps(self._protected_view)(lambda: self._outermost())  # noqa: PLW0108 -- it carries a mark
+        self.app.add_url_rule("/run", "run", outermost, methods=["POST"])
+        got_request_exception.connect(self._note_error, self.app)
+        with self.app.app_context():
+            self.db.create_all()
+            self.engine = self.db.engine
+            self.engine.dispose()
+        self._observer, self._holder = (psycopg2.connect(plain_dsn(url)) for _ in range(2))
+        self._observer.autocommit = self._holder.autocommit = True
+        self.ask(models.SET_UP + models.HIDDEN * hidden + models.ONLY_FOR_THE_OWNER * protected)
 
-    def new_session(self) -> Any:
-        """A session beside ``db.session``."""
-        return factory_of(self.app, self.db)()
+    def _note_error(self, _app: Flask, exception: BaseException, **_: Any) -> None:
+        self.errors.append(exception)
+
+    # What the application does around the view, and in it
+
+    def _outermost(self) -> Response:
+        run = self.run
+        run.baseline = self.rows()
+        run.failed_outside |= run.program.begins_above and present_session(self.db).in_transaction()
+        response = None
+        try:
+            with self.db.session.begin() if run.program.begins_above else nullcontext():
+                response = self.app.make_response(self._protected_view())
+                run.perform_part("above", run.program.above)
+        except Exception:
+            run.failed_outside |= response is not None
+            raise
+        return response
+
+    def _view(self) -> Any:
+        run = self.run
+        run.views += 1
+        try:
+            with ended_second_session(run):
+                run.perform_part("view", run.program.view)
+                if run.program.answer == "raise":
+                    raise Oops
+        except Exception as error:
+            if run.program.handler and not isinstance(error, NotAtomic):
+                raise Handled from error
+            raise
+        return run.saw("view"), STATUSES[run.program.answer]
+
+    def _handle(self, error: Handled) -> Any:
+        if self.run.program.handler == "rolls back":
+            self.db.session.rollback()
+        return {"handled": name_of(error.__cause__ or error)}, 409
+
+    def _after(self, response: Response) -> Response:
+        run = self.run
+        if not run.after_has_run:
+            run.after_has_run = True
+            run.perform_part("after", run.program.after)
+        return response
+
+    # From outside
+
+    def ask(self, sql: str, *values: Any) -> list[Any]:
+        """What a connection is told that the application knows nothing of."""
+        with self._observer.cursor() as cursor:
+            cursor.execute(sql, values or None)
+            return [tuple(row) for row in cursor] if cursor.description else []
 
     def clear(self) -> None:
         """Put the rows back, and lock what is always locked."""
-        records = "delete from idempotency_record;" if self.protected else ""
-        with self.observer.cursor() as cursor:
-            cursor.execute(models.CLEAR + records)
-        with self.holder.cursor() as cursor:
+        self.ask(models.CLEAR + "delete from idempotency_record;" * self.protected)
+        with self._holder.cursor() as cursor:
             cursor.execute("rollback; begin; select * from held for update")
 
     def rows(self) -> list[Any]:
         """All committed rows of the application."""
-        with self.observer.cursor() as cursor:
-            cursor.execute(models.ROWS)
-            return [tuple(row) for row in cursor]
+        return self.ask(models.ROWS)
 
     def is_completed(self) -> bool:
         """Whether a record holds an answer."""
-        with self.observer.cursor() as cursor:
-            cursor.execute("select 1 from idempotency_record where state = 'completed'")
-            return cursor.fetchone() is not None
+        return self.protected and bool(
+            self.ask("select 1 from idempotency_record where state = 'completed'")
+        )
 
-    def state(self) -> list[list[str]]:
-        """What is not as on a new connection, for each connection in the pool with such a thing."""
+    def state(self) -> set[str]:
+        """What is not as on a new connection, on whichever of the pool it is."""
+        pool: Any = self.engine.pool
         if left_behind(self.db):
-            return [[LEFT]]
-        with self.app.app_context():
-            pool = self.db.engine.pool
+            return {LEFT}
         if pool.checkedout():
-            return [[LEAKED]]
-        found = []
+            return {LEAKED}
+        found: set[str] = set()
         for connection in [pool.connect() for _ in range(pool.checkedin())]:
             with closing(connection), connection.cursor() as cursor:
                 cursor.execute(STATE)
-                lines = (line for (line,) in cursor if not line.startswith("setting transaction_"))
-                found.append(sorted(lines))
-        return sorted(filter(None, found))
+                found |= {line for (line,) in cursor if not line.startswith("setting transaction_")}
+        return found
 
     def is_fresh(self) -> bool:
         """Whether the next program finds what the first one found: one clean connection at most."""
-        with self.app.app_context():
-            return self.db.engine.pool.checkedin() < 2 and not self.state()
+        return self.engine.pool.checkedin() < 2 and not self.state()  # type: ignore[attr-defined]
 
     def forget_connections(self) -> None:
         """Let the next request begin on a new connection; cut off what was not given back."""
-        with self.app.app_context():
-            leaked = self.db.engine.pool.checkedout()
-            self.db.engine.dispose()
+        leaked = self.engine.pool.checkedout()  # type: ignore[attr-defined]
+        self.engine.dispose()
         if leaked:
-            with self.observer.cursor() as cursor:
-                cursor.execute(CUT_OFF, (self.holder.get_backend_pid(),))
+            self.ask(CUT_OFF, self._holder.get_backend_pid())
 
     def post(self, program: Program, key: str) -> Request:
         """Send one request in which the program runs."""
         self.run, self.errors = Run(program, self), []
-        with warnings.catch_warnings(), _listeners(self, program):
+        with warnings.catch_warnings(), _listening(self, program):
             warnings.simplefilter("ignore")  # SQLAlchemy's about programs that do odd things
             try:
                 answer = self.app.test_client().post("/run", headers={"Idempotency-Key": key})
@@ -159,8 +226,8 @@ class Twin:
     def close(self) -> None:
         """Close every connection."""
         self.forget_connections()
-        self.observer.close()
-        self.holder.close()
+        self._observer.close()
+        self._holder.close()
 
 
 @contextmanager
@@ -171,8 +238,7 @@ def savepoints_unchecked(twin: Twin) -> Iterator[list[str]]:
     to the savepoint around it.
     """
     found: list[str] = []
-    with twin.app.app_context():
-        dialect = twin.db.engine.dialect
+    dialect = twin.engine.dialect
 
     def unchecked(send: Callable[[Any, str], None], connection: Any, name: str) -> None:
         nested = connection.get_nested_transaction()
@@ -224,57 +290,17 @@ def settings_outlasting(twin: Twin, parts: Collection[str]) -> Iterator[dict[str
         if kept and twin.run.part in parts and not transaction.nested:
             apply(connection)
 
-    with twin.app.app_context():
-        engine = twin.db.engine
-    sa.event.listen(engine, "commit", before_commit)
+    sa.event.listen(twin.engine, "commit", before_commit)
     sa.event.listen(Session, "after_begin", after_begin)
     try:
         yield kept
     finally:
-        sa.event.remove(engine, "commit", before_commit)
+        sa.event.remove(twin.engine, "commit", before_commit)
         sa.event.remove(Session, "after_begin", after_begin)
 
 
-def make_twin(
-    url: str,
-    isolation: str,
-    grammar: Grammar,
-    *,
-    protected: bool,
-    redis_url: str | None = None,
-    enforce: bool = True,
-    hidden: bool = False,
-) -> Twin:
-    """An application on an empty database."""
-    db = make_db()
-    app = Flask("protected" if protected else "plain")
-    app.logger.disabled = True
-    classes = models.define(db)
-    options = {"isolation_level": isolation} if isolation else {}
-    app.config.update(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
-    db.init_app(app)
-    if protected:
-        app.config["IDEMPOTENCY_STORE"] = "hybrid" if redis_url else "postgres"
-        app.config["IDEMPOTENCY_ENFORCE"] = enforce
-        if redis_url:
-            app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
-        protect(app, db, scope=None)
-    steps = {row.kind: row.do for row in grammar.table}
-    twin = Twin(app, db, classes, steps, protected, url)
-    _add_surroundings(twin)
-    _add_view(twin)
-    with app.app_context():
-        db.create_all()
-        db.engine.dispose()
-    twin.observer, twin.holder = psycopg2.connect(plain_dsn(url)), psycopg2.connect(plain_dsn(url))
-    twin.observer.autocommit = twin.holder.autocommit = True
-    with twin.observer.cursor() as cursor:
-        cursor.execute(models.SET_UP + models.HIDDEN * hidden + models.ONLY_FOR_THE_OWNER * protected)
-    return twin
-
-
 @contextmanager
-def _listeners(twin: Twin, program: Program) -> Iterator[None]:
+def _listening(twin: Twin, program: Program) -> Iterator[None]:
     """Listeners of the application, for a program that has such: else nothing hears its sessions."""
 
     def choose(_session: Any, _transaction: Any, connection: Any) -> None:
@@ -286,75 +312,8 @@ def _listeners(twin: Twin, program: Program) -> Iterator[None]:
 
     found = [("after_begin", choose)] * bool(program.each)
     found += [(program.vetoes, refuse)] * bool(program.vetoes)
-    for name, listener in found:
-        sa.event.listen(factory_of(twin.app, twin.db), name, listener)
+    for each in found:
+        sa.event.listen(factory_of(twin.app, twin.db), *each)
     yield
-    for name, listener in found:
-        sa.event.remove(factory_of(twin.app, twin.db), name, listener)
-
-
-def _add_view(twin: Twin) -> None:
-    """The view, protected or not, and a decorator above it."""
-    app, db = twin.app, twin.db
-
-    def view() -> Any:
-        run = twin.run
-        run.views += 1
-        try:
-            with ended_second_session(run):
-                run.perform_part("view", run.program.view)
-                if run.program.answer == "raise":
-                    raise Oops
-        except Exception as error:
-            if run.program.handler and not isinstance(error, NotAtomic):
-                raise Handled from error
-            raise
-        return run.saw("view"), STATUSES[run.program.answer]
-
-    protected = idempotent(view) if twin.protected else view
-
-    @wraps(protected)
-    def outermost() -> Response:
-        run = twin.run
-        run.baseline = twin.rows()
-        run.failed_outside |= run.program.begins_above and present_session(db).in_transaction()
-        response = None
-        try:
-            with db.session.begin() if run.program.begins_above else nullcontext():
-                response = app.make_response(protected())
-                run.perform_part("above", run.program.above)
-        except Exception:
-            run.failed_outside |= response is not None
-            raise
-        return response
-
-    app.add_url_rule("/run", "run", outermost, methods=["POST"])
-
-
-def _add_surroundings(twin: Twin) -> None:
-    """The application's own functions before and after the view, and its error handler."""
-    app, db = twin.app, twin.db
-
-    @app.before_request
-    def before() -> None:
-        twin.run.perform_part("before", twin.run.program.before)
-
-    @app.errorhandler(Handled)
-    def handled(error: Handled) -> Any:
-        run = twin.run
-        if run.program.handler == "rolls back":
-            db.session.rollback()
-        return {"handled": name_of(error.__cause__ or error)}, 409
-
-    @app.after_request
-    def after(response: Response) -> Response:
-        run = twin.run
-        if not run.after_has_run:
-            run.after_has_run = True
-            run.perform_part("after", run.program.after)
-        return response
-
-    def note_error(_app: Flask, exception: BaseException, **_: Any) -> None:
-        twin.errors.append(exception)
-
-    got_request_exception.connect(note_error, app, weak=False)
+    for each in found:
+        sa.event.remove(factory_of(twin.app, twin.db), *each)

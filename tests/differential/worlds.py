@@ -11,7 +11,6 @@ a retry happens in both.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -172,8 +171,6 @@ class World:
         )
         self.app.logger.disabled = True
         self.db.init_app(self.app)
-        if case.early is not None:
-            case.early(self)
         if self.protected:
             self.app.config["IDEMPOTENCY_STORE"] = store
             protect(self.app, self.db, scope=None)
@@ -357,13 +354,10 @@ class World:
         """One request from outside."""
         errors: list[Error] = []
         hear = lambda _app, exception, **_: errors.append(Error.of(exception))  # noqa: E731
-        body = {"amount": 5} if self.case.json is None else self.case.json
-        data = json.dumps(body) if not isinstance(body, bytes) else body
         with got_request_exception.connected_to(hear, self.app):
             try:
-                answer = self.app.test_client().post(
-                    path, data=data, headers={"Idempotency-Key": key}, content_type="application/json"
-                )
+                headers = {"Idempotency-Key": key}
+                answer = self.app.test_client().post(path, json={"amount": 5}, headers=headers)
             except Exception as error:
                 return Reply(None, "", errors=tuple(errors), raised=Error.of(error))
         replayed = answer.headers.get("Idempotent-Replayed") == "true"
