@@ -85,7 +85,7 @@ def commits_above(look):
 
 for what, (before, look, options) in BEFORE.items():
     for name, (end, status, expect) in ENDS.items():
-        if (before, name) != (chooses_tenant, "pays twice"):  # a difference by design
+        if (before, name) != (chooses_tenant, "pays twice"):  # by design: SET LOCAL outlasts a commit
             case = {"before": before, "status": status, **options}
             family.add(f"{what}, and the view {name}", then(look, end), expect=expect, **case)
         if name in ("pays", "rejects"):
@@ -100,6 +100,7 @@ family.add(
     expect=Refused("nobody committed"),
 )
 family.add("a write, and a failure in begin_nested", then(fails_nested, pays), before=writes)
+
 # To roll the first unit back is to roll back what was before it.
 
 undoes = then(writes, rolls_back)
@@ -131,6 +132,7 @@ family.add(
     before=then(chooses_tenant, writes),
     setup=row_level_security,
 )
+
 # What is refused, by name.
 
 ISOLATION = Refused("(?i)isolation|repeatable read|serializable")
