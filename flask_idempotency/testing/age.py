@@ -26,6 +26,8 @@ def age(app: Flask, seconds: float | timedelta) -> None:
         raise ConfigurationError("age() cannot make records in Redis older: test with the store 'sql'")
     table = state.table
     passed = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
+    if passed < timedelta(0):
+        raise ValueError(f"age({seconds!r}): records become older, not younger")
     with connected(state, state.bind_key) as connection:
         keys = list(connection.scalars(select(table.c.key).with_for_update(skip_locked=True)))
         times = [column for column in table.columns if isinstance(column.type, DateTime)]

@@ -24,7 +24,6 @@ from .watch import Point, watched
 CRASH_POINTS: tuple[Point, ...] = get_args(Point)
 """Every point of :func:`crash_at`, for ``pytest.mark.parametrize``; in the view, its first place."""
 
-GONE_ON = "something caught the crash, and the view returned as if nothing had happened"
 CAUGHT = "A bare except: or except BaseException: also keeps a worker from exiting."
 
 
@@ -110,7 +109,7 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
             if died.args != (crash,):
                 raise
     if crash.was_caught:
-        raise AssertionError(f"{crash!r}: {GONE_ON}\n{CAUGHT}")
+        raise AssertionError(f"{crash!r}: something caught the crash, and the view returned\n{CAUGHT}")
     if not crash.happened and not crash.has_passed_the_last_place:
         raise AssertionError(crash.not_reached())
 

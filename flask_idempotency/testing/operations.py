@@ -131,8 +131,7 @@ class Calls:
         other: Callable[[], Any] | None,
         raises: type[Exception] | None,
     ) -> None:
-        name = getattr(call, "__name__", "<partial>")
-        self.app, self.name = app, "the message" if "<" in name else name
+        self.app, self.name = app, getattr(call, "__name__", "the message")
         self._call, self._raises = call, raises
         self.expected = "a result" if raises is None else raises.__name__
         self.changed = None if changed is None else partial(self.send, changed)

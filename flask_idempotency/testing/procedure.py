@@ -7,14 +7,14 @@ from collections import Counter
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import exc
 
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.web.routes import AppState, app_state
 
 from .comparison import differences
-from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint, armed
+from .crashes import CAUGHT, Crash, CrashPoint, armed
 from .effects import Counts, Effects, connection_of_test, counter, difference
 from .operations import Operation, Outcome, Send, note_signals
 from .watch import Point, watched
@@ -40,12 +40,16 @@ UNEXPECTED = (
     " an earlier request wrote, let each send other data."
 )
 ONE_CONNECTION = (
-    "duplicates at the same time need connections of their own, and this test has bound db.session to"
-    " one: pass duplicates=0, or test without the fixture that rolls back"
+    "Duplicates at the same time need connections of their own. Let the pool have more, or pass"
+    " duplicates=0, as where a fixture binds db.session to one connection and rolls back."
 )
 SWALLOWED = (
     "To most queues, a call that returns is done: if the first one dies now, the message is lost. Let"
     " RequestInProgress out, or raise what makes your queue deliver it again."
+)
+RUN = (
+    "A run() in the view replays, not the view. Test a message: assert_idempotent_call(app, call),"
+    " whose call sends the request and raises if the status is 400 or above."
 )
 UNREPLAYED = (
     "Is its key or scope=... another one each time: a random number, a time, a job's identifier? Does"
@@ -60,8 +64,7 @@ REMADE = (
 ALIKE = (
     "A client's mistake would run, or get another one's response. Check the route's fingerprint; and"
     " its scope, which must not come from the body. Give run() payload=.... If the key is in the body,"
-    " or the route ignores what was changed here, pass a changed request of your own:"
-    " changed={'json': {...}}, or changed={'data': {...}} for a form."
+    " or the route ignores what was changed here, pass another: changed={'json': {...}}, or 'data'."
 )
 SHARED = (
     "The two share their keys. Let scope=..., of init_app() or of the route, return whose request it"
@@ -75,8 +78,8 @@ OUTSIDE = (
 )
 UNLIKE = (
     "Attempt and retry must do together what the first block of every_crash() did. Does the view do"
-    " more or less if current_operation.attempt is above 1? What an atomic attempt wrote was rolled"
-    " back. A row that only the first block adds, add before the loop."
+    " more or less if current_operation.attempt is above 1? A row that only the first block adds, add"
+    " before the loop."
 )
 IN_STEP = (
     "The worker died between step {0!r} and its record, so the retry ran it again. Give the call a key"
@@ -85,18 +88,18 @@ IN_STEP = (
 )
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
-    " another system, a queued job, a file, a list or a cache in the process. Use an outbox, or"
-    " current_operation.step(...) with a key from derive_key(...). Or it wrote through db.engine, in"
-    " another bind, session, thread or request, or by a commit in a view with atomic=False: write"
-    " through db.session. If the two did a part each, use every_crash(), which sees a whole run."
+    " another system, a queued job, a file, a cache: use an outbox, or step(...) with a key from"
+    " derive_key(...). Or rows through db.engine, another bind, session, thread or request: write"
+    " through db.session. Or rows that were committed where atomic=False: write them in step(...,"
+    " atomic=True). If the two did a part each, use every_crash(), which sees a whole run."
 )
 MISSING = (
     "Does effects() count it? Does the view commit it, and roll nothing back, in every attempt? If"
     " store=... rejects the response, its writes are rolled back."
 )
 UNCOUNTED = (
-    "No row of the application's tables came or went. Does the view commit it, and roll nothing back,"
-    " in every attempt? What is no row, let a function count: effects=lambda: {'mails': ...}. If"
+    "The application's tables have as many rows as before. Does the view commit it, and roll nothing"
+    " back, in every attempt? What is no row, let a function count: effects=lambda: {'mails': ...}. If"
     " it does nothing at all, say so: effects=dict."
 )
 FOLLOWING = (
@@ -114,8 +117,8 @@ PROBLEMS = {
     "key-required": NO_KEY,
     "key-reused": "Does the route's fingerprint, or payload=..., depend on a time or a random number?",
     "operation-interrupted": (
-        "An operation with on_interrupted='hold' stays interrupted: pass status=409, or"
-        " raises=OperationInterrupted. Or declare that it may run again: on_interrupted='retry'."
+        "It stays interrupted if on_interrupted='hold', or by its max_attempts: pass status=409, or"
+        " raises=OperationInterrupted. Or let it run again: on_interrupted='retry', more max_attempts."
     ),
     "store-unavailable": f"The pool has no connection left, or somebody else writes. {LOCKED}",
 }
@@ -192,7 +195,7 @@ class Check:
         if not wait([sent], self._timeout).done:
             self._hangs()
         error = sent.exception()
-        if isinstance(error, OperationalError) and "database is locked" in str(error):
+        if isinstance(error, exc.OperationalError) and "database is locked" in str(error):
             self._fail("SQLite's database is locked", LOCKED)
         return sent.result()
 
@@ -234,7 +237,10 @@ class Check:
             try:
                 if not returned.wait(self._timeout):
                     self._hangs()
-                alone = self._counted()
+                try:
+                    alone = self._counted()
+                except exc.TimeoutError:
+                    self._fail("the pool has no connection left to count the effects", ONE_CONNECTION)
                 others = [sending(send) for _ in range(duplicates)]
                 wait(others, IN_VIEW_SECONDS)
                 self._by_duplicates = difference(alone, self._counted())
@@ -250,8 +256,6 @@ class Check:
         except Crash as died:
             if died.args != (crash,):
                 raise
-            if crash.was_caught:
-                self._fail(GONE_ON, CAUGHT)
             return None
         if crash.has_passed_the_last_place:
             return outcome
@@ -286,7 +290,8 @@ class Check:
         ends = {event.outcome for event in first.events}
         is_stored = not first.has_failed or ends & {"executed", "replayed"}
         if is_stored and not outcome.is_replay:
-            hint = self._explained(outcome) or UNREPLAYED
+            is_of_run = any(event.outcome == "replayed" for event in outcome.events)
+            hint = self._explained(outcome) or (RUN if is_of_run else UNREPLAYED)
             self._fail(f"{what} {outcome.said}, which is no replay of the first", hint, *found)
         if found:
             hint = REMADE if outcome.is_replay else self._explained(outcome)
@@ -337,7 +342,7 @@ class Check:
             has_committed = crash is not None and crash.point == "after-commit"
             hints.append(FOLLOWING if has_committed else MISSING)
         changed, one = difference(self._before, now), difference(self._before, self._expected)
-        found = [_change(name, changed[name], one[name]) for name in wrong]
+        found = [f"{name} changed by {changed[name]:+}, not by {one[name]:+}" for name in wrong]
         found += [f"{name} did not change" for name in missing if name not in wrong]
         self._fail(f"after {when}", " ".join(hints), *found)
 
@@ -355,10 +360,3 @@ class Check:
         """Raise ``AssertionError`` with what is wrong, and where to look."""
         lines = [f"{self._operation.name}: {what}", *(f"  {line}" for line in found), hint]
         raise AssertionError("\n".join(line for line in lines if line))
-
-
-def _change(name: str, change: Any, one: Any) -> str:
-    """A line of a message; a balance may fall, a count of rows rises."""
-    if change > 0 <= one:
-        return f"{name} rose by {change}, not by {one}"
-    return f"{name} changed by {change:+}, not by {one:+}"
