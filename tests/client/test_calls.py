@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 import ssl
 from time import monotonic
 
@@ -27,24 +28,15 @@ from tests.client.conftest import (
     with_httpx,
     with_requests,
     with_trio,
-    work,
     written,
 )
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 BUSY = respond(409, "request-in-progress")
 DOWN = respond(503)
+DATE = "Fri, 01 Jan 2038 00:00:30 GMT"
 MOVED = respond(307, Location="/there")
-WHOLE = (
-    "HTTP/1.1 201 CREATED\r\n"
-    "Server: gunicorn\r\n"
-    "Date: Fri, 01 Jan 2038 00:00:30 GMT\r\n"
-    "{}"
-    "Content-Type: application/json\r\n"
-    "{}"
-    "\r\n"
-    "{}"
-)
+WHOLE = "HTTP/1.1 201 CREATED\r\nServer: gunicorn\r\n{}Content-Type: application/json\r\n{}\r\n{}"
 
 
 @pytest.fixture(autouse=True)
@@ -151,15 +143,9 @@ class TestKeys:
         assert make_caller()("POST", server.url, headers={"Idempotency-Key": key}).is_replay
         assert server.done == [key]
 
-    def test_the_header_can_have_another_name(self, make_caller, server):
-        got = make_caller(header="X-Key")("POST", server.url)
-        assert UUID.fullmatch(got.response.request.headers["X-Key"])
-        assert server.keys == [None]
-
     @pytest.mark.parametrize("method", ["POST", "PUT"])
     @pytest.mark.parametrize("key", ["", b"", " "])
     def test_an_empty_key_is_refused_before_it_is_sent(self, call, server, method, key):
-        """It comes from an empty file, an unset variable."""
         with pytest.raises(ValueError, match="^The header Idempotency-Key is empty"):
             call(method, server.url, headers={"Idempotency-Key": key})
         assert server.seen == []
@@ -178,10 +164,15 @@ class TestTroubleOnTheWay:
         assert call("POST", stopped.url).status == 201
         assert len(time.waits) == 2
 
-    def test_errors_and_responses_count_together(self, call, server, time):
-        server.script += [drop_before, DOWN, BUSY, drop_before, respond(429), work]
-        assert call("POST", server.url).status == 201
-        assert time.waits == [1, 2, 4, 8, 10]
+    def test_so_is_a_host_that_is_unknown(self, call, server, time, monkeypatch):
+        def getaddrinfo(*args, **kwargs):
+            if not time.waits:
+                raise socket.gaierror(socket.EAI_NONAME, "no address")
+            return known(*args, **kwargs)
+
+        known = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        assert call("POST", server.url.replace("127.0.0.1", "localhost")).status == 201
 
     @pytest.mark.parametrize(
         "whole",
@@ -210,7 +201,7 @@ class TestTroubleOnTheWay:
 
 class TestWaits:
     def test_they_double_up_to_the_longest_and_end_at_the_deadline(self, call, server, time):
-        server.script += [DOWN] * 30
+        server.script += [DOWN, BUSY, drop_before, *[DOWN] * 30]
         assert call("POST", server.url).status == 503
         assert time.waits == [1, 2, 4, 8, *[10] * 7]
 
@@ -220,30 +211,22 @@ class TestWaits:
         call("POST", server.url)
         assert time.waits == [0.25, 0.5]
 
-    @pytest.mark.parametrize("status", [408, 425, 429, 500, 503])
-    def test_retry_after_is_the_least(self, call, server, time, status):
-        server.script += [respond(status, "request-in-progress", Retry_After="7")]
+    @pytest.mark.parametrize(
+        ("status", "after", "waits"),
+        [*((status, "7", [7]) for status in (408, 425, 429, 500, 503)), (429, DATE, [25])],
+    )
+    def test_retry_after_is_the_least(self, call, server, time, status, after, waits):
+        """As a date, it is one by the server's clock."""
+        dates = {"Retry_After": after, "Date": "Fri, 01 Jan 2038 00:00:05 GMT"}
+        server.script += [respond(status, "request-in-progress", **dates)]
         call("POST", server.url)
-        assert time.waits == [7]
-
-    def test_it_can_be_a_date_by_the_servers_clock(self, call, server, time):
-        dates = {"Date": "Fri, 01 Jan 2038 00:00:05 GMT"}
-        server.script += [respond(429, Retry_After="Fri, 01 Jan 2038 00:00:30 GMT", **dates)]
-        call("POST", server.url)
-        assert time.waits == [25]
+        assert time.waits == waits
 
     @pytest.mark.parametrize("name", ["Retry-After", "Date"])
     @pytest.mark.parametrize(
         "value",
-        [
-            "-5", "1.5", "0", "1e3", "inf", "nan", "soon", "",
-            "Fri, 01 Jan 0000 00:00:00 GMT",
-            "Fri, 01 Jan 2038 00:00:30 +99999999999999",
-            "Fri, 01 Jan 99999 00:00:00 GMT",
-            "Fri, 31 Feb 2038 99:99:99 GMT",
-            "Thu, 01 Jan 1970 00:00:00",
-        ],
-    )  # fmt: skip
+        ["-5", "1.5", "1e3", "inf", "", "Fri, 31 Feb 2038 99:99:99 GMT", "Thu, 01 Jan 1970 00:00:00"],
+    )
     def test_nonsense_in_it_harms_nobody(self, server, time, name, value):
         headers = {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT", name: value}
         server.script += [respond(503, **headers)]
@@ -267,43 +250,33 @@ class TestWaits:
         assert make_caller(deadline=20)("POST", server.url).status == 409
         assert time.waits == [1, 2, 4, 6.5, 3.25, 1.625, 0.8125]
 
-    def test_a_short_deadline_leaves_time_to_ask_again(self, make_caller, server, time):
-        server.script += [BUSY]
-        assert make_caller(deadline=1.5)("POST", server.url).status == 201
-        assert time.waits == [0.75]
-
     @pytest.mark.usefixtures("real_time")
-    def test_no_attempt_waits_longer_than_the_call_has_left(self, make_caller, server):
+    @pytest.mark.parametrize("timeout", [9, None])
+    def test_no_attempt_waits_longer_than_the_call_has_left(self, make_caller, server, timeout):
         server.script += [hang]
         begun = monotonic()
         with pytest.raises(LOST) as lost:
-            make_caller(timeout=9, deadline=0.2)("POST", server.url)
+            make_caller(timeout=timeout, deadline=0.2)("POST", server.url)
         assert monotonic() - begun < 5
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]]
 
-    @pytest.mark.usefixtures("real_time")
-    def test_without_a_time_limit_it_waits_for_the_deadline(self, server):
-        server.script += [hang]
-        with pytest.raises(httpx.ReadTimeout):
-            with_httpx(timeout=None, deadline=0.2)("POST", server.url)
 
-
-class Stored:
+class Once:
     """Each of its iterators is the same one, as with ``tqdm(rows)``."""
 
-    def __init__(self, *parts):
-        self.parts = iter(parts)
+    def __init__(self):
+        self.parts = iter([b"abc", b"def"])
 
     def __iter__(self):
         return self.parts
 
 
-class Counted(Stored):
+class Counted(Once):
     def __len__(self):
         return 6
 
 
-class Readable(Stored):
+class Readable(Once):
     def read(self, _size=-1):
         return next(self.parts, b"")
 
@@ -315,19 +288,10 @@ class TestBodies:
         assert server.seen[0] == server.seen[1]
         assert b"png" in server.seen[0].body
 
-    def test_a_file_is_sent_whole_each_time(self, server):
-        server.script += [drop_before, DOWN]
-        with_httpx()("POST", server.url, content=io.BytesIO(b"abc" * 1000))
-        assert [request.body for request in server.seen] == [b"abc" * 1000] * 3
-
     @pytest.mark.parametrize(
         "body",
-        [
-            pytest.param(lambda: iter([b"abc", b"def"]), id="an iterator"),
-            pytest.param(lambda: Stored(b"abc", b"def"), id="an iterable of an iterator"),
-            pytest.param(lambda: Counted(b"abc", b"def"), id="one with a length"),
-            pytest.param(lambda: Readable(b"abcdef"), id="a file that cannot seek"),
-        ],
+        [lambda: iter([b"abc", b"def"]), Once, Counted, Readable],
+        ids=lambda each: each.__name__,
     )
     def test_what_can_be_read_once_is_refused_by_requests_and_kept_by_httpx(self, server, body):
         server.script += [drop_before, DOWN]
@@ -349,8 +313,6 @@ class TestBodies:
 
 
 class TestPermanentErrors:
-    """An error that every attempt would meet again ends the call at once."""
-
     def test_a_certificate_that_is_not_trusted_is_final(self, stopped, time, tmp_path):
         (tmp_path / "own.pem").write_bytes(self_signed())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -377,11 +339,8 @@ class TestRedirectsAndSignIns:
 
     @pytest.mark.parametrize("make_caller", [with_requests, with_httpx], indirect=True)
     def test_a_call_that_has_to_sign_in_first_is_one_call(self, make_caller, server):
-        server.script += [
-            respond(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"'),
-            DOWN,
-            drop_after,
-        ]
+        challenge = respond(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
+        server.script += [challenge, DOWN, drop_after]
         digest = requests.auth.HTTPDigestAuth if make_caller is with_requests else httpx.DigestAuth
         assert make_caller()("POST", server.url, content=b"abc", auth=digest("alice", "pw")).is_replay
         assert server.keys == server.done * 4
@@ -403,8 +362,3 @@ class TestLog:
         assert len(lines) == 3
         assert {line.levelname for line in lines} == {"INFO"}
         assert "canary" not in str([vars(line) for line in lines])
-
-    @pytest.mark.usefixtures("failing_log")
-    def test_logging_that_fails_stops_no_retry(self, call, server):
-        server.script += [DOWN, BUSY, drop_before]
-        assert call("POST", server.url).status == 201

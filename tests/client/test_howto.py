@@ -48,8 +48,7 @@ def pay(recipe, server):
 
 
 TROUBLES = [
-    [drop_before, drop_after, break_off, respond(408), respond(425)],
-    [respond(status) for status in (429, 500, 502, 503, 599)],
+    [drop_before, drop_after, break_off],
     [respond(409, "request-in-progress", Retry_After="60")],
     [respond(400), respond(503, "store-unavailable")],
     # A proxy's page that cannot be read, or only looks like a problem.
@@ -61,87 +60,69 @@ TROUBLES = [
 ]
 FINAL = [
     (respond(401), "sign in"),
-    (respond(403), "sign in"),
     (respond(409, "operation-interrupted"), "find out"),
-    (respond(409, "response-not-kept"), "find out"),
-    (respond(409, "key-expired"), "find out"),
     (respond(500, "operation-failed"), "find out"),
     (respond(503, Idempotent_Replayed="true"), "find out"),
     (respond(400, "key-malformed"), "bug"),
-    (respond(400, "body-malformed"), "bug"),
     (respond(422, "key-reused"), "bug"),
-    (respond(503, Retry_After="9" * 400), "again"),
     (respond(503, Retry_After="9" * 5000), "again"),
 ]
 NOT_OURS = [
     lambda handler: handler.respond(202, {"x-amzn-waf-action": "challenge"}, b""),
     lambda handler: handler.respond(200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"),
-    lambda handler: handler.respond(201, {}, b"<h1>Welcome</h1>"),
     lambda handler: handler.respond(201, {"Content-Type": "text/html"}, b'<script>{"id": 1}</script>'),
     lambda handler: handler.respond(201, {}, b"5"),
     lambda handler: handler.wfile.write(b"HTTP/1.1 204 NO CONTENT\r\n\r\n"),
-    lambda handler: handler.respond(303, {"Location": "/sign-in"}, b""),
     lambda handler: handler.respond(303, {"Location": "/", "Idempotent-Replayed": "true"}, b""),
     respond(404),
-    respond(413),
 ]
 """What a firewall, a captive portal or a sign-in says, and a success that looks like theirs."""
 DATED = respond(503, Retry_After="Fri, 01 Jan 2038 00:00:30 GMT")
 
 
-class TestEachRecipe:
-    @pytest.mark.parametrize("trouble", TROUBLES)
-    def test_it_sends_the_same_key_again(self, pay, server, trouble):
-        server.script += trouble
-        paid = pay()
-        assert (paid["outcome"], paid["status"]) == ("done", 201)
-        assert server.done == [server.keys[0]]
-        assert server.keys == server.done * (len(trouble) + 1)
-        assert json.loads(server.seen[0].body)["amount"] == 500
-
-    @pytest.mark.parametrize(("final", "outcome"), FINAL)
-    def test_it_does_not_repeat_a_final_response(self, pay, server, final, outcome):
-        server.script += [final]
-        assert pay()["outcome"] == outcome
-        assert len(server.seen) == 1
-
-    @pytest.mark.parametrize("answer", NOT_OURS)
-    def test_what_does_not_look_like_a_success_is_asked_for_once_more(self, pay, server, answer):
-        server.script += [answer] * 2
-        assert pay()["outcome"] == "unclear"
-        assert [seen.method for seen in server.seen] == ["POST"] * 2
-        assert pay()["outcome"] == "done"
-        assert len(set(server.keys)) == 1
-
-    def test_a_refusal_that_was_stored_ends_the_key(self, pay, server):
-        server.script += [respond(402), respond(402, Idempotent_Replayed="true")]
-        paid = pay()
-        assert (paid["outcome"], paid["status"]) == ("refused", 402)
-        assert pay()["outcome"] == "done"
-        assert len(set(server.keys)) == 2
-
-    @pytest.mark.parametrize("trouble", [respond(503), drop_before])
-    def test_the_deadline_ends_it_and_leaves_the_key(self, pay, server, recipe, trouble):
-        server.script += [trouble] * 999
-        paid = pay(more={"deadline": 900}) if recipe.name == "javascript" else pay()
-        assert paid["outcome"] == (
-            "again" if paid["status"] or recipe.name != "curl" else paid["outcome"]
-        )
-        assert paid["status"] == (None if trouble is drop_before else 503)
-        assert paid.get("waits", [1, 2, 4, 8, *[10] * 7]) == [1, 2, 4, 8, *[10] * 7]
-        assert len(server.seen) > 6
-        server.script.clear()
-        assert pay()["outcome"] == "done"
-        assert len(set(server.keys)) == 1
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_each_recipe_sends_the_same_key_again(pay, server, trouble):
+    server.script += trouble
+    paid = pay()
+    assert (paid["outcome"], paid["status"]) == ("done", 201)
+    assert server.done == [server.keys[0]]
+    assert server.keys == server.done * (len(trouble) + 1)
+    assert json.loads(server.seen[0].body)["amount"] == 500
 
 
-class TestPython:
-    @pytest.mark.parametrize("recipe", KINDS[:3], indirect=True)
-    def test_it_waits_as_long_as_it_is_told_but_not_for_a_date(self, pay, server):
-        server.script += [DATED, respond(429, Retry_After="60")]
-        assert pay()["waits"] == [1, 60]
-        server.script += [respond(429, Retry_After="100")]
-        assert pay()["outcome"] == "again"
+@pytest.mark.parametrize(("final", "outcome"), FINAL)
+def test_it_does_not_repeat_a_final_response(pay, server, final, outcome):
+    server.script += [final]
+    assert pay()["outcome"] == outcome
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("answer", NOT_OURS)
+def test_what_does_not_look_like_a_success_is_asked_for_once_more(pay, server, answer):
+    server.script += [answer] * 2
+    assert pay()["outcome"] == "unclear"
+    assert [seen.method for seen in server.seen] == ["POST"] * 2
+    assert pay()["outcome"] == "done"
+    assert len(set(server.keys)) == 1
+
+
+def test_the_deadline_ends_it_and_leaves_the_key(pay, server, recipe):
+    server.script += [respond(503)] * 999
+    paid = pay(more={"deadline": 900}) if recipe.name == "javascript" else pay()
+    assert (paid["outcome"], paid["status"]) == ("again", 503)
+    assert paid.get("waits", [1, 2, 4, 8, *[10] * 7]) == [1, 2, 4, 8, *[10] * 7]
+    assert len(server.seen) > 6
+    server.script.clear()
+    assert pay()["outcome"] == "done"
+    assert len(set(server.keys)) == 1
+
+
+@pytest.mark.parametrize("recipe", KINDS[:3], indirect=True)
+def test_python_waits_as_long_as_it_is_told_but_not_for_a_date(pay, server):
+    server.script += [DATED, respond(429, Retry_After="60")]
+    assert pay()["waits"] == [1, 60]
+    server.script += [respond(429, Retry_After="100")]
+    assert pay()["outcome"] == "again"
 
 
 @pytest.mark.parametrize("recipe", ["curl"], indirect=True)
@@ -152,20 +133,17 @@ class TestCurl:
         assert pay()["waits"] == [1, 7, 4, 8, 10, 10]
 
     @pytest.mark.parametrize("framing", ["Content-Length: 2", "Transfer-Encoding: chunked"])
-    @pytest.mark.parametrize("end", [17, 24, 49, 60, -4, None])
+    @pytest.mark.parametrize("end", [24, 60, -4])
     def test_one_that_breaks_off_in_its_headers_is_none(self, pay, server, framing, end):
         head = f"HTTP/1.1 201 CREATED\r\nIdempotent-Replayed: true\r\n{framing}\r\nX: y\r\n"
         server.script += [written(head[:end])]
         assert pay()["outcome"] == "done"
         assert len(server.seen) == 2
 
-    @pytest.mark.parametrize(
-        ("after", "waits"), [("08", [8]), ("9" * 30, []), ("-8", [1]), ("0" * 30, [1])]
-    )
+    @pytest.mark.parametrize(("after", "waits"), [("08", [8]), ("-8", [1]), ("0" * 30, [1])])
     def test_any_number_of_seconds_is_understood(self, pay, server, after, waits):
         server.script += [respond(429, Retry_After=after)]
-        paid = pay()
-        assert (paid["outcome"], paid["waits"]) == ("done" if waits else "again", waits)
+        assert pay()["waits"] == waits
 
     def test_an_earlier_response_is_not_taken_for_the_last_one(self, pay, server):
         bare = lambda handler: handler.respond(409, {}, b"")  # noqa: E731
@@ -175,23 +153,10 @@ class TestCurl:
 
 
 @pytest.mark.parametrize("recipe", ["javascript"], indirect=True)
-class TestJavaScript:
-    def test_a_date_is_a_time_to_wait_for(self, pay, server):
-        server.script += [DATED]
-        assert pay()["outcome"] == "again"
-        server.script += [respond(503, Retry_After="Fri, 01 Jan 2021 00:00:30 GMT")]
-        assert pay()["outcome"] == "done"
-
-    def test_the_retries_that_are_wanted_end_it(self, pay, server):
-        server.script += [respond(503)] * 9
-        assert pay(more={"retries": 5})["status"] == 503
-        assert len(server.seen) == 6
-
-    def test_a_short_deadline_leaves_time_to_ask_again(self, pay, server):
-        server.script += [respond(409, "request-in-progress")]
-        assert pay(more={"deadline": 900})["status"] == 201
-
-    def test_the_note_has_the_key_until_a_refusal(self, pay, server):
-        assert pay()["noted"] == server.keys[0]
-        server.script += [respond(402, Idempotent_Replayed="true")]
-        assert "noted" not in pay()
+def test_javascript_waits_for_a_date_and_notes_the_key_until_a_refusal(pay, server):
+    server.script += [DATED]
+    assert pay()["outcome"] == "again"
+    server.script += [respond(503, Retry_After="Fri, 01 Jan 2021 00:00:30 GMT")]
+    assert pay()["noted"] == server.keys[0]
+    server.script += [respond(402, Idempotent_Replayed="true")]
+    assert "noted" not in pay()

@@ -68,6 +68,13 @@ class Shop:
         """As after the retention."""
         self.sql("DELETE FROM idempotency_record")
 
+    def emptied(self) -> Shop:
+        """Itself, without troubles, payments and records."""
+        self.meets()
+        self.sql("DELETE FROM payment")
+        self.forget_all()
+        return self
+
 
 @pytest.fixture(scope="module")
 def start(postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Shop]]:
@@ -75,10 +82,8 @@ def start(postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     with ExitStack() as stack:
 
         def start(name: str) -> Shop:
-            url, troubles = (
-                postgres.database(f"recipes_{next(_numbers)}"),
-                tmp_path_factory.mktemp(name) / "t",
-            )
+            url = postgres.database(f"recipes_{name}_{next(_numbers)}")
+            troubles = tmp_path_factory.mktemp(name) / "troubles"
             troubles.write_text("[]", encoding="utf-8")
             environment = {"DATABASE_URL": url, "TROUBLES": str(troubles)}
             application = f"tests.recipes.shop:{name}()"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import sqlalchemy as sa
-from flask import Flask, abort, g, render_template_string, request, session
+from flask import Flask, g, render_template_string, request, session
 from flask_sqlalchemy import SQLAlchemy
 from flask_wtf.csrf import CSRFProtect, generate_csrf
 
@@ -124,45 +124,28 @@ def meet(db: SQLAlchemy) -> None:
             db.session.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
         case "view fails":
             raise RuntimeError
-        case "card is declined":
-            abort(400)
         case "database is away":
             raise StoreUnavailable
 
 
 def api() -> Flask:
     app, db, _ = shop()
-    payment = table(db)
+    columns = sa.Column("id", sa.Integer, primary_key=True), sa.Column("amount", sa.Integer)
+    payment = sa.Table("payment", db.metadata, *columns)
 
     @app.post("/payments")
     @idempotent
     def create_payment() -> Any:
-        takes_forms = request.environ["trouble"] != "only JSON is taken"
-        asked = (takes_forms and request.form) or request.get_json()  # Stripe's SDK sends forms
+        asked = request.form or request.get_json()  # Stripe's SDK sends forms
         if request.environ["trouble"] == "card is declined":
             return {"error": "declined"}, 402
-        db.session.execute(
-            sa.insert(payment).values(
-                amount=int(asked["amount"]),
-                order=asked.get("order", type=int) if request.form else asked.get("order"),
-            )
-        )
+        db.session.execute(sa.insert(payment).values(amount=int(asked["amount"])))
         db.session.commit()
         meet(db)
         return {"id": 1}, 201
 
     create_tables(app, db)
     return app
-
-
-def table(db: SQLAlchemy) -> sa.Table:
-    return sa.Table(
-        "payment",
-        db.metadata,
-        sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("amount", sa.Integer, nullable=False),
-        sa.Column("order", sa.Integer),
-    )
 
 
 def forms() -> Flask:
