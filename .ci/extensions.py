@@ -1,6 +1,6 @@
 """Runs the tests of the extensions in works-with.md, and notes versions and results there.
 
-The rows of that table say which: ``web/test_order.py[apiflask]`` is what has this word in its name.
+The rows of that table say which: ``web/test_protect.py[apiflask]`` is what has this word in its name.
 With arguments, which are pytest's, it runs what these say and notes nothing.
 """
 

@@ -1,19 +1,15 @@
-"""A request's body: incomplete, too long, chunked, packed, or read by somebody before the view."""
+"""A request's body: incomplete, too long, chunked, packed, read by somebody before; and compared."""
 
-import gc
 import gzip
 import io
-import weakref
 from contextlib import suppress
 
 import pytest
 from flask import Flask, Request, g, request, request_started
 from gunicorn.http.errors import NoMoreData
 from werkzeug.exceptions import ClientDisconnected
-from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency import ConfigurationError, idempotent
-from tests.flask_releases import let_go
 
 MIB = 1024 * 1024
 JSON, FORM, MULTIPART = (
@@ -77,19 +73,18 @@ class Fails(io.BytesIO):
         return count
 
 
-GONE = OSError("no more data"), ConnectionResetError(), EOFError(), NoMoreData(), ClientDisconnected()
+GONE = OSError("no more data"), EOFError(), NoMoreData(), ClientDisconnected()
 INCOMPLETE = {
-    "one byte less": {"body": BODIES[JSON][:-1], "length": len(BODIES[JSON])},
     "nothing": {"body": b"", "length": 5},
     "of a server that counts nothing": {"body": b"{", "length": 5, "terminated": False},
-    **{f"{kind} of a form": {"body": BODIES[kind], "kind": kind, "length": 100} for kind in BODIES},
+    **{f"less of {kind}": {"body": BODIES[kind], "kind": kind, "length": 100} for kind in BODIES},
     **{type(error).__name__: {"body": Fails(error), "length": 5} for error in GONE},
     "chunked": {"body": Fails(GONE[0], BODIES[JSON]), "chunked": True},
 }
 
 
-def test_an_incomplete_body_runs_nothing(world, add, assert_problem):
-    seen = add()
+def test_an_incomplete_body_runs_nothing(world, add, assert_problem, heard):
+    seen, observed = add(), add(path="/observed", enforce=False)
     world.app.register_error_handler(LookupError, lambda _error: ("too slow", 408))
     for sent in INCOMPLETE.values():
         assert_problem(send(world, **sent), 400, "body-incomplete")
@@ -97,6 +92,9 @@ def test_an_incomplete_body_runs_nothing(world, add, assert_problem):
     assert send(world, BODIES[JSON]).status_code == 200
     own = Fails(LookupError())  # an error of the application's own input is the application's
     assert send(world, own, length=5, key="own").text == "too slow"
+    heard.clear()
+    assert send(world, BODIES[JSON], length=100, path="/observed").status_code == 200
+    assert (observed, [event.problem for _, event in heard]) == ([BODIES[JSON]], ["body-incomplete"])
 
 
 def test_a_chunked_body_is_the_same_request_as_a_counted_one(world, add, assert_replayed):
@@ -107,13 +105,6 @@ def test_a_chunked_body_is_the_same_request_as_a_counted_one(world, add, assert_
     assert send(world, body, key="empty").status_code == 422
     assert send(world, body, chunked=True, terminated=False, key="endless").status_code == 411
     assert len(seen) == len(world.records()) == 2
-
-
-def test_without_a_key_the_body_is_the_views(make_world, add):
-    world = make_world(IDEMPOTENCY_MAX_REQUEST_BYTES=10)
-    seen = add(world, required=False)
-    assert send(world, BODIES[JSON], length=100, key=None).status_code == 200
-    assert seen == [BODIES[JSON]]
 
 
 class Limited(Request):
@@ -142,8 +133,8 @@ SETTING, TEXT = "IDEMPOTENCY_MAX_REQUEST_BYTES", "text/plain"
 LIMITS = {
     "by default": ({}, {}, TEXT, 16 * MIB),
     "the option": ({SETTING: 1000}, {"max_request_bytes": 5000}, TEXT, 5000),
+    "an option of nothing": ({}, {"max_request_bytes": 0}, TEXT, 0),
     "lower than the option": ({"MAX_CONTENT_LENGTH": 100}, {"max_request_bytes": 5000}, TEXT, 100),
-    "of the request, lower": ({SETTING: 1000, "own": 100}, {}, TEXT, 100),
     "of the request, higher": ({SETTING: 1000, "own": 5000}, {}, TEXT, 5000),
     # What is parsed may have one mebibyte.
     "JSON as bytes": ({}, {}, JSON, 16 * MIB),
@@ -177,20 +168,22 @@ def test_no_more_is_read_than_the_request_may_be(make_world, add, config, option
 
 
 AS_FILE = multipart(1, 2 * MIB).replace(b'name="amount"', b'name="amount"; filename="f"')
-FORMS = {
-    "a file": (AS_FILE, 200),
-    "as the request may have": (multipart(5, 200_000), 200),
-    "more parts than that": (multipart(6), 413),
-    "fields of a mebibyte together": (multipart(5, 220_000), 413),
-}
+FORMS = [
+    (AS_FILE, 200),
+    (multipart(5, 200_000), 200),
+    (multipart(6), 413),
+    (multipart(5, 220_000), 413),
+]
+"""The fields of a form may have a mebibyte together, its files more."""
 
 
-@pytest.mark.parametrize(("body", "status"), FORMS.values(), ids=FORMS)
-def test_werkzeugs_limits_for_forms_hold_and_ours_beside_them(world, add, body, status):
+def test_werkzeugs_limits_for_forms_hold_and_ours_beside_them(world, add):
     add()
     limit_by(world, None)
-    assert send(world, body, MULTIPART).status_code == status
-    assert len(world.records()) == (status == 200)
+    found = [
+        send(world, form, MULTIPART, key=f"key-{i}").status_code for i, (form, _) in enumerate(FORMS)
+    ]
+    assert found == [status for _, status in FORMS]
 
 
 REFUSED = {
@@ -205,10 +198,10 @@ REFUSED = {
 
 @CHUNKED
 def test_nothing_is_read_of_a_request_that_is_refused_anyway(world, add, chunked):
-    seen = add(), add(path="/natural", key=lambda: request.form["id"])
+    seen = add(fingerprint="json"), add(path="/natural", key=lambda: request.form["id"])
     world.app.before_request(lambda: ("who?", 401) if g.account_id == "mallory" else None)
     for name, (status, sent) in REFUSED.items():
-        body = io.BytesIO(b"{}")
+        body = io.BytesIO(b"{")
         assert send(world, body, chunked=chunked, **sent).status_code == status, name
         assert (body.tell(), seen) == (0, ([], [])), name
 
@@ -225,10 +218,7 @@ USED_UP = {
     "stream": lambda: request.stream.read(-1),
     "a few bytes": lambda: request.stream.read(3),
 }
-RAW = {
-    "environ": lambda: request.environ["wsgi.input"].read(-1),
-    "a line": lambda: request.environ["wsgi.input"].readline(-1),
-}
+RAW = {"environ": lambda: request.environ["wsgi.input"].read(-1)}
 """They leave less of an input than its length claims, which is the same as an incomplete body."""
 
 SERVERS = [(kind, terminated) for kind in BODIES for terminated in (True, False)]
@@ -284,6 +274,10 @@ def buffered():
     request.environ["wsgi.input"] = io.BufferedReader(request.environ["wsgi.input"])
 
 
+def inflated():
+    request.stream = gzip.GzipFile(fileobj=request.stream)
+
+
 VIEWS = {
     "data": lambda: request.get_data(parse_form_data=False),
     "stream": lambda: request.stream.read(-1),
@@ -315,10 +309,6 @@ def test_the_view_finds_at_least_what_it_would_find_without_the_extension(world,
             assert ours.text == plains.text or (first and found_nothing), (name, kind)
 
 
-def inflated():
-    request.stream = gzip.GzipFile(fileobj=request.stream)
-
-
 def inflated_input():
     request.environ["wsgi.input"] = gzip.GzipFile(fileobj=request.environ["wsgi.input"])
 
@@ -327,17 +317,19 @@ def kept():
     request._cached_data = gzip.decompress(request.get_data())
 
 
-@pytest.mark.parametrize("fingerprint", ["request", "json", ["/amount"]], ids=str)
+@pytest.mark.parametrize("fingerprint", ["request", "json"])
 @pytest.mark.parametrize("unpack", [inflated, inflated_input, kept])
 def test_a_packed_body_is_compared_as_the_view_reads_it(
     world, add, assert_replayed, assert_problem, unpack, fingerprint
 ):
-    before_request(world, unpack)
+    """Unless the view itself unpacks it."""
+    before_request(world, lambda: request.path == "/payments" and unpack())
     add(fingerprint=fingerprint)
+    world.app.post("/own")(idempotent(lambda: (inflated(), request.get_json())[1]))
 
-    def pack(body, mtime, kind, key="key-1"):
+    def pack(body, mtime, kind, key="key-1", **kwargs):
         packed, headers = gzip.compress(body, mtime=mtime), {"Content-Encoding": "gzip"}
-        return send(world, packed, kind, key=kind[:19] + key, headers=headers)
+        return send(world, packed, kind, key=kind[:19] + key, headers=headers, **kwargs)
 
     longer = b"field=" + b"x" * 1000 + b"&amount=5"  # than it is packed
     for kind, body in {**BODIES, FORM: longer, MULTIPART: multipart(1, 1000)}.items():
@@ -347,35 +339,120 @@ def test_a_packed_body_is_compared_as_the_view_reads_it(
         assert_problem(pack(body.replace(b"5", b"6"), 1, kind), 422, "key-reused")
     assert pack(b"x" * (17 << 20), 1, JSON, "key-2").status_code == 413
     assert len(world.records()) == 3
+    assert pack(BODIES[JSON], 1, JSON, path="/own").json == {"amount": 5}
 
 
-def test_a_view_may_unpack_the_body_itself(world):
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        inflated()
-        return request.get_json()
-
-    packed, headers = gzip.compress(BODIES[JSON]), {"Content-Encoding": "gzip"}
-    assert send(world, packed, headers=headers).json == {"amount": 5}
+# Is it the same request again? How parts are compared: tests/unit/test_fingerprint.py.
 
 
-def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(world, add):
-    requests = []
-    add()
-    world.app.teardown_request(let_go)
-    before_request(world, lambda: requests.append(weakref.ref(request._get_current_object())))
+@pytest.fixture
+def compare(world):
+    """Adds a view, and says whether a request with the same key counts as the first one again."""
 
-    def status(key, body):
-        environ = EnvironBuilder("/payments", method="POST", data=body).get_environ()
-        environ |= {"HTTP_IDEMPOTENCY_KEY": key, "HTTP_X_USER": "alice"}
-        return run_wsgi_app(world.app.wsgi_app, environ)[1][:3]
+    def add(read=lambda: "", **options):
+        @world.app.route("/shops/<shop>/orders", methods=["POST", "PUT", "PATCH"])
+        @idempotent(**options)
+        def order(shop):
+            return {"read": read()}
 
-    status("warm", b"body")
-    gc.collect()
-    gc.disable()
-    try:
-        assert [status("key", body) for body in (b"body", b"body", b"other")] == ["200", "200", "422"]
-        assert [each() for each in requests] == [None] * 4
-    finally:
-        gc.enable()
+        def same(first, second):
+            key = f"key-{len(world.records())}"
+            first, again = (
+                world.post(**{"path": "/shops/a/orders", "key": key, **each})
+                for each in (first, second)
+            )
+            assert (first.status_code, again.status_code) in {(200, 200), (200, 422)}
+            return again.status_code == 200
+
+        return same
+
+    return add
+
+
+def sent(text, kind=JSON):
+    return {"data": text.encode("utf-8", "surrogateescape"), "content_type": kind}
+
+
+BASE = {"path": "/shops/a/orders?q=1&q=2&r=3", **sent('{"a": 1, "b": "\\u00fc"}')}
+CHANGES = {
+    "order of the query's names": {"path": "/shops/a/orders?r=3&q=1&q=2"},
+    "the charset": {"content_type": "application/json; charset=utf-8"},
+    "the host and another header": {"base_url": "https://other.example", "headers": {"X-Trace": "2"}},
+    "how JSON is written": sent('{"b":"ü", "a":1}', "application/json;charset=utf-8"),
+    "another field of JSON": sent('{"a": 1, "b": "other"}'),
+    "the field of JSON": sent('{"a": 2, "b": "ü"}'),
+    "method": {"method": "PUT"},
+    "path": {"path": "/shops/b/orders?q=1&q=2&r=3"},
+    "query": {"path": "/shops/a/orders?q=1&q=2&r=4"},
+    "no body": {"data": b""},
+    "media type": {"content_type": "text/plain"},
+}
+SAME = {"request": 3, "json": 4, ("/a", "/none"): 5}
+"""How many of the changes, from the first on, leave it the same request."""
+
+
+@pytest.mark.parametrize("fingerprint", SAME, ids=str)
+def test_each_part_of_a_request_changed_alone(compare, fingerprint):
+    same = compare(fingerprint=fingerprint)
+    found = {name: same(BASE, {**BASE, **change}) for name, change in CHANGES.items()}
+    assert [name for name, is_same in found.items() if is_same] == [*CHANGES][: SAME[fingerprint]]
+
+
+def test_the_application_may_say_what_a_request_is(app, world, compare):
+    def order():
+        assert request.stream.read()  # which is left to the view
+        return request.headers["X-Order"].encode() or "text"
+
+    same = compare(lambda: request.get_data().decode(), fingerprint=order)
+    first = {"data": b"one", "headers": {"X-Order": "7"}}
+    assert same(first, {"data": b"two", "headers": {"X-Order": "7"}, "path": "/shops/b/orders"})
+    assert not same(first, {"data": b"one", "headers": {"X-Order": "8"}})
+    app.testing = True
+    with pytest.raises(ConfigurationError, match="must return bytes, not str"):
+        world.post("/shops/a/orders", "other", headers={"X-Order": ""})
+    assert len(world.records()) == 2
+
+
+def form(boundary="a", *, content="receipt", name="n", amount="5"):
+    named = f'; name="{name}"' if name else ""
+    parts = (
+        f"--{boundary}\r\nContent-Disposition: form-data{named}\r\n\r\n{amount}\r\n"
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="r.txt"\r\n'
+        f"Content-Type: text/plain\r\n\r\n{content}\r\n--{boundary}--\r\n"
+    )
+    return sent(parts, f"multipart/form-data; boundary={boundary}")
+
+
+@pytest.mark.parametrize("is_read_before", [False, True])
+def test_a_form_is_compared_by_its_parts(app, compare, is_read_before):
+    @app.before_request
+    def scan():
+        if is_read_before and "file" in request.files:
+            assert request.files["file"].read(3)
+
+    def read():  # the file is left where it was
+        if file := request.files.get("file"):
+            assert file.tell() == (3 if is_read_before else 0)
+            assert b"eipt" in file.read()
+
+    same = compare(read)
+    assert same(form("a"), form("b"))
+    assert same(form(name=""), form(name=""))
+    assert not same(form(name=""), form(name="", amount="6"))
+    for changed in {"amount": "6"}, {"content": "receipt 2"}:
+        assert not same(form(), form(**changed))
+    first = sent("a=x%20y&b=1&b=2", FORM)
+    assert same(first, sent("a=x+y&b=%31&b=2", FORM))
+    for changed in "a=x+z&b=1&b=2", "a=x+y&b=2&b=1", "":
+        assert not same(first, sent(changed, FORM))
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=x", FORM])
+def test_a_form_that_cannot_be_read_is_compared_by_its_bytes(app, world, add_view, kind):
+    """Werkzeug finds it empty. An old one refuses to read it, with us as without us."""
+    add_view(world)
+    app.post("/plain")(lambda: {"form": request.form})
+    one, two = sent("a=\udce4", kind), sent("a=\udce4&b=\udcf6", kind)  # not UTF-8
+    is_read = world.post("/plain", **one).status_code == 200
+    expected = [201, 422] if is_read else [413, 413]
+    assert [world.post(**each).status_code for each in (one, two)] == expected

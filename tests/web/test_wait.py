@@ -10,7 +10,7 @@ from tests.stores import BOTH
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = BOTH
-ATOMIC = pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "leased"])
+KINDS = pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "leased"])
 PROMPTLY_SECONDS = 0.5
 """The lock's release wakes the waiter; polling or a whole time-out would take longer than this."""
 
@@ -85,7 +85,22 @@ def test_a_duplicate_is_refused_when_its_wait_ran_out_and_a_changed_one_at_once(
     assert (first.result().status_code, runs) == (201, [1])
 
 
-@ATOMIC
+@KINDS
+def test_of_many_only_as_many_wait_as_may(make_world, begin, gate, assert_problem, monkeypatch, atomic):
+    """The rest get their 409 while the first runs."""
+    monkeypatch.setattr(extension, "MAX_WAITERS", 2)
+    world = make_world(IDEMPOTENCY_WAIT=PATIENCE_SECONDS)
+    first, runs = begin(world, atomic=atomic)
+    with ThreadPoolExecutor(10) as clients:
+        ended = as_completed([clients.submit(world.post) for _ in range(10)])
+        for _ in range(8):
+            assert_problem(next(ended).result(), 409, "request-in-progress", retry=True)
+        gate.open()
+        assert [each.result().status_code for each in ended] == [201] * 2
+    assert (first.result().status_code, runs) == (201, [1])
+
+
+@KINDS
 def test_a_wait_ends_on_a_clock_that_a_test_has_stopped(
     world, begin, gate, background, assert_problem, monkeypatch, atomic
 ):
@@ -96,23 +111,6 @@ def test_a_wait_ends_on_a_clock_that_a_test_has_stopped(
         duplicate = background(world.post)
         assert_problem(duplicate.result(PATIENCE_SECONDS), 409, "request-in-progress", retry=True)
     gate.open()
-
-
-@ATOMIC
-def test_no_more_requests_wait_at_once_than_may(
-    make_world, begin, gate, assert_problem, monkeypatch, atomic
-):
-    """Of many, two wait; the rest get their 409 while the first runs."""
-    monkeypatch.setattr(extension, "MAX_WAITERS", 2)
-    world = make_world()
-    first, runs = begin(world, wait=PATIENCE_SECONDS, atomic=atomic)
-    with ThreadPoolExecutor(10) as clients:
-        ended = as_completed([clients.submit(world.post) for _ in range(10)])
-        for _ in range(8):
-            assert_problem(next(ended).result(), 409, "request-in-progress", retry=True)
-        gate.open()
-        assert [each.result().status_code for each in ended] == [201] * 2
-    assert (first.result().status_code, runs) == (201, [1])
 
 
 @pytest.mark.parametrize("few", ["connections", "threads"])
