@@ -19,7 +19,7 @@ from flask_idempotency.core import engine, machine
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Next, Situation
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.session.sessions import JoiningSession
 from flask_idempotency.session.transaction import FIRST
@@ -103,10 +103,14 @@ def _in_any_case(records: PostgresRecords, claim: Claim) -> Hold:
 @caught_by(DUPLICATES, Bound(redis=False))
 def empty_is_free(_app: Any) -> None:
     """No row from SKIP LOCKED: surely nobody has it."""
+
+    def hold(self: PostgresRecords, claim: Claim, *how: Any) -> Any:
+        found = before(self, claim, *how)
+        is_free = found is None or (isinstance(found, Record) and found.state is State.IN_PROGRESS)
+        return _in_any_case(self, claim) if is_free else found
+
     before = PostgresRecords._hold
-    PostgresRecords._hold = (  # type: ignore[method-assign]
-        lambda self, claim, *how: before(self, claim, *how) or _in_any_case(self, claim)
-    )
+    PostgresRecords._hold = hold  # type: ignore[method-assign]
 
 
 @caught_by(DUPLICATES, Bound(faults=(FLUSHALL,)))
@@ -123,7 +127,7 @@ def redis_trusted(_app: Any) -> None:
         hold = before(self, claim)
         trusted = claim.owner in mine
         mine.discard(claim.owner)
-        return _in_any_case(self, claim) if hold is None and trusted else hold
+        return _in_any_case(self, claim) if trusted and not isinstance(hold, Hold) else hold
 
     mine: set[str] = set()
     ask, before = redis.RedisLock.acquire, SqlRecords.claim

@@ -132,47 +132,40 @@ def test_a_broken_history_is_rejected(rule: str) -> None:
     assert rule.strip() in broken_rules(history, truth)
 
 
-def with_409(since: float, until: float) -> tuple[History, Truth]:
-    history, truth = good()
-    add(at=since, returned=until, status=409)(history, truth)
-    return history, truth
+def fault(kind: str, at: float) -> Break:
+    return lambda h, t: h.faults.append(Fault(kind, at, at))
 
 
-def test_a_duplicate_is_refused_beside_the_first_request_and_never_after_it() -> None:
-    assert broken_rules(*with_409(5.9, 6.1)) == set()
-    history, truth = with_409(20, 20.1)
+def calm(history: History, _truth: Truth) -> None:
     history.deaths.clear()
     history.faults.clear()
-    add(at=19.9, returned=20.2, status=201, answer="A", execution="a2", replayed=True)(history, truth)
-    assert broken_rules(history, truth) == {"409 after the final answer"}
 
 
-@pytest.mark.parametrize(("ended", "accepted"), [(19.8, True), (16, False)])
-def test_a_young_lock_may_refuse_if_redis_forgot_the_end(ended: float, accepted: bool) -> None:
-    history, truth = with_409(20, 20.1)
-    history.faults.append(Fault(FLUSH, ended - 0.1, ended))
-    assert (broken_rules(history, truth) == set()) is accepted
+LATE = "409 after the final answer"
+late = add(at=20, returned=20.1, status=409)
+looks = add(at=19.9, returned=20.2, status=201, answer="A", execution="a2", replayed=True)
+renumbered: Break = lambda h, t: h.runs.insert(1, replace(h.runs[0], at=2))  # noqa: E731
+
+AT_THE_LIMIT: dict[str, tuple[Break, set[str]]] = {
+    "409 beside the first request": (add(at=5.9, returned=6.1, status=409), set()),
+    "409 beside a retry that finds the answer": (both(calm, late, looks), {LATE}),
+    "409 beside one, and Redis forgot the end": (both(late, looks, fault(FLUSH, 16)), set()),
+    "409 just after a fault": (both(late, fault(FLUSH, 19.8)), set()),
+    "409 long after a fault": (both(late, fault(FLUSH, 16)), {LATE}),
+    "an attempt begins late after it was taken over": (
+        lambda h, t: h.runs.insert(2, replace(h.runs[0], attempt=3, execution="a3", at=3.9)),
+        set(),
+    ),
+    "a crash may lose a claim that was not finished": (both(renumbered, fault(CRASH, 1.8)), set()),
+}
 
 
-def test_and_beside_a_retry_that_looks_for_the_answer() -> None:
-    history, truth = with_409(20, 20.1)
-    history.faults.append(Fault(FLUSH, 15.9, 16))
-    add(at=19.9, returned=20.2, status=201, answer="A", execution="a2", replayed=True)(history, truth)
-    assert broken_rules(history, truth) == set()
-
-
-def test_an_attempt_may_begin_late_after_it_was_taken_over() -> None:
+@pytest.mark.parametrize("name", AT_THE_LIMIT)
+def test_what_may_be_is_accepted_and_no_more(name: str) -> None:
     history, truth = good()
-    history.runs.insert(2, replace(history.runs[0], attempt=3, execution="a3", at=3.9))
-    assert broken_rules(history, truth) == set()
-
-
-def test_a_crash_may_lose_a_claim_that_was_not_finished() -> None:
-    history, truth = good()
-    history.runs[1] = replace(history.runs[1], attempt=1)
-    assert broken_rules(history, truth)
-    history.faults.append(Fault(CRASH, 2, 3))
-    assert broken_rules(history, truth) == set()
+    change, rules = AT_THE_LIMIT[name]
+    change(history, truth)
+    assert broken_rules(history, truth) == rules
 
 
 EMPTY: dict[str, Break] = {

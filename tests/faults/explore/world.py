@@ -163,31 +163,25 @@ class World:
 
     def _faults_of(self, actor: Actor) -> list[Choice]:
         kind = Kind.CHANGE if actor.holds else Kind.UNNOTICED
-        step = actor.pending.step if actor.pending and not actor.blocked else ""
-        possible = (
-            # else it is as if it had died before its last step
-            (CRASH, actor.acted and not actor.over, Choice(actor.name, CRASH, kind, FAULT)),
-            (
-                CONNECTION_LOST,
-                actor.backend and step,
-                Choice(actor.name, CONNECTION_LOST, kind, FAULT),
-            ),
-            (
-                ANSWER_LOST,
-                step in ("acquire", "release", "mark") or (step == "commit" and actor.holds),
-                actor.pending and Choice(actor.name, step, actor.pending.kind, ANSWER_LOST),
-            ),
-        )
-        return [choice for fault, now, choice in possible if choice and now and fault in self._left]
+        step = None if actor.blocked else actor.pending
+        found = []
+        if actor.acted and not actor.over:  # else it is as if it had died before its last step
+            found.append(Choice(actor.name, CRASH, kind, FAULT))
+        if step and actor.backend:
+            found.append(Choice(actor.name, CONNECTION_LOST, kind, FAULT))
+        of_redis = step and step.step in ("acquire", "release", "mark")
+        if step and (of_redis or (step.step == "commit" and actor.holds)):
+            found.append(replace(step, how=ANSWER_LOST))
+        return [each for each in found if {each.step, each.how} & self._left]
 
     def _faults_around(self) -> list[Choice]:
         held = {FLUSH, AGE} & self._left and self._servers.redis.get(self._lock_name)
-        faults = []
-        if FLUSH in self._left and held:
-            faults.append(Choice("redis", FLUSH, Kind.REDIS, FAULT))
-        if AGE in self._left and held and held != b"1:done":
-            faults.append(Choice("redis", AGE, Kind.REDIS, FAULT))
-        return faults
+        possible = {FLUSH: held, AGE: held and held != b"1:done"}
+        return [
+            Choice("redis", fault, Kind.REDIS, FAULT)
+            for fault, now in possible.items()
+            if now and fault in self._left
+        ]
 
     def do(self, choice: Choice) -> list[Choice]:
         self._trace.append((choice.actor, choice.step))
