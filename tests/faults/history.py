@@ -25,7 +25,6 @@ Name = tuple[str, str]
 class Request:
     """One request of a client. ``status`` is None if no whole answer came."""
 
-    id: int
     scope: str
     key: str
     body: int
@@ -142,26 +141,25 @@ class Journal:
         os.close(self._file)
 
 
-_KINDS: dict[str, type[Any]] = {"run": Run, "death": Death, "fault": Fault, "error": Error}
+_KINDS: dict[str, type[Any]] = {
+    "request": Request,
+    "run": Run,
+    "death": Death,
+    "fault": Fault,
+    "error": Error,
+}
 
 
 def load(path: Path) -> History:
     """Read a journal back, as far as its lines are whole."""
     history = History()
-    asked: dict[int, dict[str, Any]] = {}
     for line in path.read_text().rpartition("\n")[0].splitlines():
         facts = json.loads(line)
         event = facts.pop("event")
-        if event == "invoke":
-            asked[facts["id"]] = facts
-        elif event == "return":
-            returned = facts.pop("at")
-            asked[facts["id"]].update(facts, returned=returned)
-        elif event in ("healed", "ended"):
+        if event in ("healed", "ended"):
             setattr(history, event, facts["at"])
         else:
             getattr(history, f"{event}s").append(_KINDS[event](**facts))
-    history.requests = [Request(**facts) for facts in asked.values()]
     for events in (history.requests, history.runs, history.deaths, history.faults):
         events.sort(key=lambda each: each.at)
     return history

@@ -222,12 +222,13 @@ class Soak:
         }
         if fault:
             self._on_their_way.add(number)
-        self.journal.note("invoke", id=number, scope=task.scope, key=task.key, body=task.body)
+        began = time.monotonic()
         url = f"{rng.choice(self.urls)}/{truth.endpoint_of(task.key)}"
         status, answer, replayed = send(url, headers, json.dumps({"body": task.body}).encode())
         execution = json.loads(answer).get("execution", "") if status == 201 else ""
-        got = {"status": status, "answer": truth.digest(answer), "execution": execution}
-        self.journal.note("return", id=number, replayed=replayed, **got)
+        name = {"scope": task.scope, "key": task.key, "body": task.body, "execution": execution}
+        got = {"status": status, "answer": truth.digest(answer), "replayed": replayed}
+        self.journal.note("request", at=began, returned=time.monotonic(), **name, **got)
         self._on_their_way.discard(number)
         return status in (201, 402, 422)
 

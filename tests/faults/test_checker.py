@@ -21,17 +21,17 @@ ALICE, BOB = ("alice", "key"), ("bob", "key")
 
 def good() -> tuple[History, Truth]:
     """Alice dies once, retries, meets her duplicate, and is refused another body; Bob just pays."""
-    ask = Request(0, *ALICE, body=0, at=0)
+    ask = Request(*ALICE, body=0, at=0)
     paid = replace(ask, status=201, answer="A", execution="a2")
     requests = [
-        replace(ask, id=1, at=1, returned=2),
-        replace(ask, id=2, at=3, returned=4, status=409),
-        replace(paid, id=3, at=3, returned=6),
-        replace(paid, id=4, at=7, returned=8, replayed=True),
-        replace(ask, id=5, at=7, returned=8, body=1, status=422),
-        replace(paid, id=6, at=12, returned=13, scope="bob", answer="B", execution="b1"),
-        replace(ask, id=7, at=14, returned=15, status=503),
-        replace(ask, id=8, at=19, returned=20, scope="bob", key="poor", status=402, answer="P"),
+        replace(ask, at=1, returned=2),
+        replace(ask, at=3, returned=4, status=409),
+        replace(paid, at=3, returned=6),
+        replace(paid, at=7, returned=8, replayed=True),
+        replace(ask, at=7, returned=8, body=1, status=422),
+        replace(paid, at=12, returned=13, scope="bob", answer="B", execution="b1"),
+        replace(ask, at=14, returned=15, status=503),
+        replace(ask, at=19, returned=20, scope="bob", key="poor", status=402, answer="P"),
     ]
     runs = [
         Run(*ALICE, body=0, attempt=1, execution="a1", at=1.5),
@@ -79,7 +79,7 @@ def add(**facts: object) -> Break:
     """One more request of Alice's, after all the others."""
 
     def broken(history: History, _truth: Truth) -> None:
-        request = Request(99, *ALICE, body=0, at=15, returned=16)
+        request = Request(*ALICE, body=0, at=15, returned=16)
         history.requests.append(replace(request, **facts))  # type: ignore[arg-type]
 
     return broken
@@ -169,9 +169,7 @@ def test_what_may_be_is_accepted_and_no_more(name: str) -> None:
 
 
 EMPTY: dict[str, Break] = {
-    "only 10% of 41 requests": lambda h, t: h.requests.extend(
-        replace(h.requests[1], id=100 + n) for n in range(33)
-    ),
+    "only 10% of 41 requests": lambda h, t: h.requests.extend(h.requests[1] for _ in range(33)),
     "lock: 0 of 1": lambda h, t: h.deaths.clear(),
     f"{CRASH}: 0 of 1": lambda h, t: h.faults.clear(),
     "not healthy: {'503': 1}": change(7, at=19),

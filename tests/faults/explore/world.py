@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flask_idempotency.core.engine import DecisionEngine, Execution, Replay
 from flask_idempotency.core.errors import KeyReused, NotAtomic, RequestInProgress, StoreUnavailable
@@ -68,15 +69,6 @@ class Bound:
     depth: int | None = None
 
 
-@dataclass(frozen=True)
-class Told:
-    """What an attempt was told. Without a status its process is dead."""
-
-    status: int | None = None
-    answer: StoredResponse | None = None
-    replayed: bool = False
-
-
 class World:
     """One schedule: a fresh key, its attempts, and what has happened so far."""
 
@@ -102,8 +94,9 @@ class World:
 
     # What the attempts do
 
-    def _attempt(self, name: str, plan: Plan) -> Told:
-        """What a request does in a process of its own, as in ``attempt.py``."""
+    def _attempt(self, name: str, plan: Plan) -> Request:
+        """What a request does in a process of its own, as in ``attempt.py``; what it is told."""
+        request = Request(*NAME, int(plan.other), at=0, returned=0)
         lock = RedisLock(self._servers.redis, "explored:")
         fast = lock if self._bound.redis else Lock()
         engine = DecisionEngine(self._servers.records, fast, Sealer(), Clock())
@@ -112,22 +105,22 @@ class World:
         try:
             match engine.decide(claim, plan.wait):
                 case Replay(answer):
-                    return Told(201, answer, replayed=True)
+                    return replace(request, status=201, replayed=True, **_facts(answer))
                 case Execution() as execution:
                     at, number = len(self._trace), execution.hold.attempt
                     self._runs.append(Run(*NAME, int(plan.other), number, name, at))
                     try:
-                        return self._view(name, plan, execution)
+                        return replace(request, **self._view(name, plan, execution))
                     except Exception as error:
                         raise execution.hold.explain(error) or error from error
                     finally:
                         execution.abandon()
         except (KeyReused, StoreUnavailable, RequestInProgress) as error:
-            return Told(error.status)
+            return replace(request, status=error.status)
         except NotAtomic:
-            return Told(500)
+            return replace(request, status=500)
 
-    def _view(self, name: str, plan: Plan, execution: Execution) -> Told:
+    def _view(self, name: str, plan: Plan, execution: Execution) -> dict[str, Any]:
         actor, hold = Actor.current(), execution.hold
         if actor and plan.escapes:
             actor.stop_before("escape", Kind.CHANGE)
@@ -136,10 +129,10 @@ class World:
             actor.stop_before("write", Kind.UNNOTICED)
         hold.connection.exec_driver_sql(_INSERT, (self.key, int(plan.other), name))
         if plan.fails:
-            return Told(500)
+            return {"status": 500}
         answer = StoredResponse(201, (("X-By", name),), f"{name}\n".encode())
         execution.complete(answer)
-        return Told(201, answer)
+        return {"status": 201, **_facts(answer)}
 
     # What may happen next
 
@@ -223,17 +216,16 @@ class World:
 
     def check(self) -> str:
         """Nothing moves any more: retry, and give all that was told and is there to the checker."""
-        told = {name: _told(self._stage[name]) for name in self._plans}
-        if any(each.status == 503 for each in told.values()) and self._done <= {AGE, FLUSH}:
+        requests = [self._request(name) for name in self._plans]
+        if any(each.status == 503 for each in requests) and self._done <= {AGE, FLUSH}:
             raise Violation("told that the store is unavailable, which it was not")
         self._servers.check_connections()
-        requests = [self._request(name, each) for name, each in told.items()]
         record, at = self._servers.records.look(self.key), len(self._trace)
         owner = record is not None and record.fingerprint.digest[:1] == b"b"
         bodies = {plan.other for plan in self._plans.values()} | {owner}
         for other in sorted(bodies, key=lambda other: other is not owner):  # the owner's first
             retry = self._retry(Plan(other=other))
-            requests.append(_request(Plan(other=other), retry, at, at + 0.5))
+            requests.append(replace(retry, at=at, returned=at + 0.5))
             if not requests[-1].is_definite:
                 raise Violation(f"stuck: the retry is told {retry.status}")
             at += 1
@@ -241,8 +233,8 @@ class World:
         rows = [Row(*NAME, *row) for row in self._servers.ask(_ROWS, self.key)]
         record = self._servers.records.look(self.key)
         kept = Kept(False)
-        if record is not None and record.state is State.COMPLETED:
-            kept = Kept(True, 201, _whole(record.response))
+        if record is not None and record.state is State.COMPLETED and record.response is not None:
+            kept = Kept(True, 201, _facts(record.response)["answer"])
         # Redis may not know of the end from then on.
         faults = [Fault(FLUSH, -1, at)] if self._done - {AGE} else []
         history = History(requests, self._runs, faults=faults, healed=len(self._trace))
@@ -251,11 +243,17 @@ class World:
         ends = [f"{request.status}{' replayed' * request.replayed}" for request in requests]
         return ", ".join(ends)
 
-    def _request(self, name: str, told: Told) -> Request:
-        places = [at for at, (actor, _) in enumerate(self._trace) if actor == name]
-        return _request(self._plans[name], told, places[0], places[-1])
+    def _request(self, name: str) -> Request:
+        actor, plan = self._stage[name], self._plans[name]
+        if isinstance(actor.result, _MISTAKES):
+            raise actor.result
+        if isinstance(actor.result, BaseException):
+            raise Violation(f"{name} raised {actor.result!r}") from actor.result
+        places = [at for at, (who, _) in enumerate(self._trace) if who == name]
+        told = Request(*NAME, int(plan.other), at=0) if actor.crashed else actor.result
+        return replace(told, at=places[0], returned=places[-1])
 
-    def _retry(self, plan: Plan) -> Told:
+    def _retry(self, plan: Plan) -> Request:
         """One retry to the end; another one once the lock is old, if nobody can have taken it away."""
         told = self._attempt_again(plan)
         marked = max(self._at(name, "mark") for name in self._plans)
@@ -265,7 +263,7 @@ class World:
             told = self._attempt_again(plan)
         return told
 
-    def _attempt_again(self, plan: Plan) -> Told:
+    def _attempt_again(self, plan: Plan) -> Request:
         try:
             return self._attempt("retry", plan)
         except _MISTAKES:
@@ -281,23 +279,8 @@ class World:
         return max((at for at, event in enumerate(self._trace) if event == (actor, step)), default=-1)
 
 
-def _told(actor: Actor) -> Told:
-    if isinstance(actor.result, _MISTAKES):
-        raise actor.result
-    if isinstance(actor.result, BaseException):
-        raise Violation(f"{actor.name} raised {actor.result!r}") from actor.result
-    return Told() if actor.crashed else actor.result
-
-
-def _request(plan: Plan, told: Told, at: float, returned: float) -> Request:
-    answer, execution = "", ""
-    if told.answer is not None:
-        answer, execution = _whole(told.answer), (told.answer.body or b"").decode().strip()
-    return Request(
-        *(0, *NAME, int(plan.other), at, returned, told.status),
-        *(answer, execution, told.replayed),
-    )
-
-
-def _whole(answer: StoredResponse | None) -> str:
-    return str(answer and (answer.status, tuple(answer.headers or ()), answer.body))
+def _facts(answer: StoredResponse) -> dict[str, Any]:
+    """All of a response, and the run that made it."""
+    body = (answer.body or b"").decode()
+    whole = (answer.status, tuple(answer.headers or ()), body)
+    return {"answer": str(whole), "execution": body.strip()}
