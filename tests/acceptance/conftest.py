@@ -83,20 +83,8 @@ def open_shop(postgres: Any, redis_server: Any) -> Iterator[Callable[..., Shop]]
 
 @pytest.fixture(scope="module")
 def shop(open_shop: Callable[..., Shop]) -> Shop:
-    """The example."""
-    return open_shop()
-
-
-@pytest.fixture(scope="module")
-def shop_without_redis(open_shop: Callable[..., Shop]) -> Shop:
-    """The example with the store ``postgres``."""
-    return open_shop(REDIS_URL="")
-
-
-@pytest.fixture(params=["shop", "shop_without_redis"])
-def either_shop(request: pytest.FixtureRequest) -> Shop:
-    """For a test in which the lock in Redis can matter."""
-    return request.getfixturevalue(request.param)
+    """The example, with an operator's page."""
+    return open_shop(OPERATOR_PASSWORD="sesame")
 
 
 @pytest.fixture

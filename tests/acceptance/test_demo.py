@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,42 +37,30 @@ class Traces:
 
     def _watch(self) -> None:
         while not self._ended.wait(0.2):
-            try:
+            with suppress(psutil.NoSuchProcess):
                 for child in self._root.children(recursive=True):
-                    self._note(child)
-            except psutil.NoSuchProcess:
-                continue
-
-    def _note(self, child: psutil.Process) -> None:
-        self.processes.add(child)
-        paths = [Path(word) for word in [child.cwd(), *child.cmdline()]]
-        self.folders |= {path for path in paths if path.name.startswith("throwaway-")}
+                    self.processes.add(child)
+                    paths = [Path(word) for word in [child.cwd(), *child.cmdline()]]
+                    self.folders |= {path for path in paths if path.name.startswith("throwaway-")}
 
     def end(self) -> None:
         self._ended.set()
         self._thread.join()
 
-    @property
-    def kinds(self) -> set[str]:
-        """Of the folders: see ``KINDS``."""
-        return {folder.name.split("-")[1] for folder in self.folders}
-
-    def left(self) -> list[object]:
+    def assert_nothing_is_left(self) -> None:
+        assert {folder.name.split("-")[1] for folder in self.folders} >= KINDS
         _, alive = psutil.wait_procs(self.processes, timeout=20)
-        return [*alive, *(folder for folder in self.folders if folder.exists())]
+        assert [*alive, *(folder for folder in self.folders if folder.exists())] == []
 
 
 @contextmanager
-def demo(
-    *arguments: str, environment: Mapping[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
+def demo(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "laboratory", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env=environment,
         start_new_session=True,
     )
     traces = Traces(process)
@@ -104,8 +92,7 @@ def test_the_check_passes_and_leaves_nothing() -> None:
     told = [line.partition(" — ")[0] for line in output.splitlines() if " — " in line]
     assert told == [story.button for story in STORIES.values()]
     assert output.rstrip().endswith("All as expected.")
-    assert traces.kinds >= KINDS
-    assert traces.left() == []
+    traces.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -122,17 +109,15 @@ def test_however_it_is_stopped_nothing_is_left(number: signal.Signals) -> None:
     assert "Did Alice pay twice?" in answer.text
     assert all(command[2] in answer.text for command in commands)
     assert [urlsplit(command[2]).path for command in commands] == ["/payments"] * 3
-    assert traces.kinds >= KINDS
-    assert traces.left() == []
+    traces.assert_nothing_is_left()
     socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with demo("--port", str(port)) as (process, traces):
+        with demo("--port", str(port)) as (process, _):
             output, _ = process.communicate(timeout=100)
     assert process.returncode == 1
     assert f"port {port} cannot be used" in output.splitlines()[-1]
     assert "Traceback" not in output
-    assert traces.left() == []
