@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from flask import Flask, g
+from flask import Flask, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
 from prometheus_client import CollectorRegistry
+from werkzeug.serving import make_server
 
 from flask_idempotency import Idempotency, idempotent
 from tests.docs.how_to import Page
-from tests.docs.provider import Provider
 
 
 @pytest.fixture
@@ -43,13 +43,44 @@ def page(names: dict[str, Any], probing_at_once: None) -> Callable[..., Page]:
     return lambda name, of="": Page(name, names, of)
 
 
+class Provider:
+    """A payment provider over HTTP. Its ledger has each charge that it made."""
+
+    def __init__(self) -> None:
+        self.deduplicates, self.refuses, self.loses, self.garbles = True, 0, 0, 0
+        self.ledger: list[str] = []
+        app = Flask("provider")
+        app.add_url_rule("/charges", "charge", self.charge, methods=["POST"])
+        app.add_url_rule("/charges", "find", self.find)
+        app.add_url_rule("/bookings", "book", lambda: ({"booked": True}, 201), methods=["POST"])
+        self.server = make_server("127.0.0.1", 0, app, threaded=True)
+
+    def charge(self) -> Any:
+        if self.refuses:
+            return {"refused": True}, self.refuses
+        key = request.headers["Idempotency-Key"]
+        if not (self.deduplicates and key in self.ledger):
+            self.ledger.append(key)
+        if self.loses:
+            self.loses -= 1
+            return Response(headers={"Content-Length": "100"})  # it breaks off
+        if self.garbles:
+            self.garbles -= 1
+            return "<html>"
+        return {"id": f"ch_{self.ledger.index(key)}"}
+
+    def find(self) -> Any:
+        key = request.args["reference"]
+        return [{"id": f"ch_{self.ledger.index(key)}"}] if key in self.ledger else []
+
+
 @pytest.fixture
 def provider(names: dict[str, Any]) -> Iterator[Provider]:
     """A payment provider, which the application knows."""
     provider = Provider()
     thread = threading.Thread(target=provider.server.serve_forever, args=[0.01])
     thread.start()
-    names["app"].config["PROVIDER_URL"] = provider.url
+    names["app"].config["PROVIDER_URL"] = f"http://127.0.0.1:{provider.server.port}"
     yield provider
     provider.server.shutdown()
     thread.join()

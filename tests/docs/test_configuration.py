@@ -1,7 +1,6 @@
-"""The lists of settings and options are what the library reads.
+"""The tables of settings and options are what the library reads.
 
-A page has them as Markdown, so that it can be read without Sphinx. Where it has another text, the
-message of the test has the one to paste.
+Where a page has another text, the message of the test has the one to paste.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ def shown(value: Any) -> str:
 
 def test_each_setting_has_its_name_default_and_what_is_allowed():
     """What it means, the page alone says."""
-    without = [
-        re.sub(r"^((?:\|[^|]*){2}\| ).*Allowed: ", r"\1… Allowed: ", each) for each in listed("Setting")
-    ]
+    meaning = re.compile(r"^((?:\|[^|]*){2}\| ).*Allowed: ")
+    without = [meaning.sub(r"\1… Allowed: ", each) for each in listed("Setting")]
     assert without == [row(name, shown(each.default), "…", each) for name, each in SETTINGS.items()]
 
 
@@ -76,7 +74,6 @@ def test_each_option_is_what_the_code_says():
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_no_page_names_a_setting_or_a_command_that_is_not_there(page):
     text = page.read_text(encoding="utf-8")
-    settings = set(re.findall(r"\bIDEMPOTENCY_[A-Z_]*[A-Z]", text))
-    assert settings <= set(SETTINGS)
+    assert set(re.findall(r"\bIDEMPOTENCY_[A-Z_]*[A-Z]", text)) <= set(SETTINGS)
     named = re.findall(r"""flask"?,? ["\w, -]*idempotency"?,? "?([a-z-]+)""", text)
     assert set(named) <= set(cli.commands)

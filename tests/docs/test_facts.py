@@ -1,7 +1,4 @@
-"""What a page lists is what the code has: one row for each list.
-
-Settings, options and the help of commands are compared whole, by tests of their own.
-"""
+"""What a page lists is what the code has: one row for each list. Settings and options: beside this."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import blinker
 import pytest
@@ -19,6 +17,7 @@ from flask_idempotency.cli import cli
 from flask_idempotency.cli.listing import STATES
 from flask_idempotency.client import IdempotentSession
 from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.machine import Situation
 from flask_idempotency.core.records import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
 from flask_idempotency.stores.lock import TIMEOUT_SECONDS
@@ -26,107 +25,153 @@ from flask_idempotency.web.settings import OPTIONS, SETTINGS, RunOptions, Settin
 from flask_idempotency.web.signals import Event
 from tests.docs.pages import ROOT
 
+PUBLIC = flask_idempotency.__all__
 PROBLEMS = {(str(p.status), p.type, p.__name__) for p in Problem.__subclasses__()}
-SIGNALS = {
-    name
-    for name in flask_idempotency.__all__
-    if isinstance(getattr(flask_idempotency, name), blinker.NamedSignal)
-}
-OUTCOMES = re.findall(
-    r"\"(\w+)\"", str(Event.__doc__).partition(":param outcome:")[2].partition(":param")[0]
-)
-HEADERS = NEVER_STORED - {TRACEPARENT}
+STATUS_OF = {kind: status for status, kind, _ in PROBLEMS}
+SIGNALS = [name for name in PUBLIC if isinstance(getattr(flask_idempotency, name), blinker.NamedSignal)]
+OUTCOMES = str(Event.__doc__).partition(":param outcome:")[2].partition(":param")[0]
 ATTRIBUTES = {field.name for field in dataclasses.fields(Event)} - NOT_ATTRIBUTES
-STATUSES = {str(status) for status in NOT_STORED}
+DEADLINE = {str(IdempotentSession.deadline)}
+TARGETS = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
+RUNBOOK = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+SECTIONS = re.findall(r"(?m)^\(([a-z-]+)\)=\n## ", RUNBOOK)
+CALLERS = "example/recipes/callers.md"
+EVIDENCE = "bench/figures/evidence.md"
 
 
-def after(start: str, end: str, pattern: str) -> Callable[[str], set[str]]:
+def after(start: str, end: str, pattern: str) -> Callable[[str], Any]:
     """Find ``pattern`` between two texts of a page."""
 
-    def find(page: str) -> set[str]:
+    def find(page: str) -> list[Any]:
         part = page.partition(start)[2].partition(end)[0]
         assert part, f"the page does not say {start!r}"
-        return set(re.findall(pattern, part))
+        return re.findall(pattern, part)
 
     return find
 
 
-def rows(pattern: str) -> Callable[[str], set[str]]:
+def rows(pattern: str) -> Callable[[str], Any]:
     """Find ``pattern`` at the beginnings of a page's lines."""
-    return lambda page: set(re.findall(pattern, page, re.MULTILINE))
+    return lambda page: re.findall(pattern, page, re.MULTILINE)
 
 
-def statuses(start: str, end: str) -> Callable[[str], set[str]]:
-    return after(start, end, r"\b4\d\d\b")
+def named_headers(page: str) -> list[str]:
+    return [name.lower() for name in after("**Which headers.**", "A header", r"`([\w-]+)`")(page)]
 
 
-CALLERS = "../example/recipes/callers.md"
-PROBLEM_ROW = re.compile(r"(?m)^\|.*\| (\d{3}) \| `([a-z-]+)` \| .*? \| `(\w+)` \|$")
-
-
-def named_headers(page: str) -> set[str]:
-    return {name.lower() for name in after("**Which headers.**", "A header", r"`([\w-]+)`")(page)}
-
-
-def options_of_run(page: str) -> set[str]:
+def options_of_run(page: str) -> list[str]:
     [part] = re.findall(r"Idempotency\.run`[^.]*: (`[^.]*)\.", page.replace("\n", " "))
-    return set(re.findall(r"`([a-z_]+)`", part))
+    return re.findall(r"`([a-z_]+)`", part)
 
 
-def deadline(page: str, start: str, end: str) -> Any:
-    return pytest.param(page, after(start, end, r"\d+"), {str(IdempotentSession.deadline)})
+def states_drawn(picture: str) -> list[str]:
+    texts = ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")  # noqa: S314  # ours
+    return [str(each.text) for each in texts if "state" in (each.get("class") or "").split()]
+
+
+def public_names(page: str) -> set[str]:
+    found = rows(r"^\.\. (?:py:|auto)(?!currentmodule)\w+:: (?:flask_idempotency\.)?([\w.]+)")(page)
+    return {name for name in found if "." not in name} - {"idempotency_field"}
+
+
+PROBLEM_ROW = r"^\|.*\| (\d{3}) \| `([a-z-]+)` \| .*? \| `(\w+)` \|$"
+HELP = r"^### ([\w-]+)\n\n```\{command\} \1\n```$"
 
 
 @pytest.mark.parametrize(
     ("page", "listed", "real"),
     [
-        pytest.param("http.md", lambda page: set(PROBLEM_ROW.findall(page)), PROBLEMS, id="problems"),
-        ("http.md", statuses("below 500 is stored, except", "."), STATUSES),
-        ("http.md", named_headers, HEADERS),
-        ("monitoring.md", rows(r"^\| `idempotency\.(\w+)` \|"), ATTRIBUTES),
-        ("monitoring.md", after("`idempotency.outcome` | ", "\n", r"`(\w+)`"), set(OUTCOMES)),
-        ("api.md", rows(r"^\.\. py:data:: ((?:operation|store)_\w+)"), SIGNALS),
-        ("api.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), set(STATES)),
-        ("configuration.md", options_of_run, set(RunOptions.__annotations__)),
-        ("go-live.md", after("**Time-outs** are ", " for a reply", r"[\d.]+"), {str(TIMEOUT_SECONDS)}),
+        pytest.param("docs/http.md", rows(PROBLEM_ROW), PROBLEMS, id="problems"),
+        (
+            "docs/http.md",
+            after("below 500 is stored, except", ".", r"\b4\d\d\b"),
+            {str(status) for status in NOT_STORED},
+        ),
+        ("docs/http.md", named_headers, NEVER_STORED - {TRACEPARENT}),
+        ("docs/monitoring.md", rows(r"^\| `idempotency\.(\w+)` \|"), ATTRIBUTES),
+        (
+            "docs/monitoring.md",
+            after("`idempotency.outcome` | ", "\n", r"`(\w+)`"),
+            re.findall(r"\"(\w+)\"", OUTCOMES),
+        ),
+        ("docs/api.md", rows(r"^\.\. py:data:: ((?:operation|store)_\w+)"), SIGNALS),
+        ("docs/api.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), STATES),
+        ("docs/api.md", public_names, PUBLIC),
+        ("docs/api.md", rows(HELP), cli.commands),
+        ("docs/pictures/states.svg", states_drawn, STATES),
+        ("docs/configuration.md", options_of_run, RunOptions.__annotations__),
+        (
+            "docs/go-live.md",
+            after("**Time-outs** are ", " for a reply", r"[\d.]+"),
+            {str(TIMEOUT_SECONDS)},
+        ),
         (CALLERS, after("remember a key for ", " hours", r"\d+"), {f"{Settings.ttl / 3600:g}"}),
-        deadline("clients.md", "The deadline, ", " seconds"),
-        deadline(CALLERS, "name, deadline=", ")"),
-        deadline(CALLERS, "retries = Infinity, deadline = ", "_000"),
-        deadline(CALLERS, "((SECONDS + pause < ", "))"),
-        deadline("runbook.md", "ours do for ", " seconds"),
-        deadline("go-live.md", "`deadline` of our sessions | ", " s"),
+        ("docs/clients.md", after("The deadline, ", " seconds", r"\d+"), DEADLINE),
+        (CALLERS, after("name, deadline=", ")", r"\d+"), DEADLINE),
+        (CALLERS, after("retries = Infinity, deadline = ", "_000", r"\d+"), DEADLINE),
+        (CALLERS, after("((SECONDS + pause < ", "))", r"\d+"), DEADLINE),
+        ("docs/runbook.md", after("ours do for ", " seconds", r"\d+"), DEADLINE),
+        ("docs/go-live.md", after("`deadline` of our sessions | ", " s", r"\d+"), DEADLINE),
     ],
 )
 def test_a_page_lists_what_the_code_has(page, listed, real):
-    assert listed((ROOT / "docs" / page).read_text(encoding="utf-8")) == set(real)
+    assert set(listed((ROOT / page).read_text(encoding="utf-8"))) == set(real)
 
 
-@pytest.mark.parametrize("page", ["clients.md", CALLERS])
-def test_callers_are_told_of_problems_by_their_status(page):
-    text = re.sub(r"(?ms)^```.*?^```$", "", (ROOT / "docs" / page).read_text(encoding="utf-8"))
-    kinds = {kind: status for status, kind, _ in PROBLEMS}
-    families = "|".join(sorted({kind.partition("-")[0] for kind in kinds}))
-    named = re.findall(rf"(?:\b([45]\d\d) )?`((?:{families})-[a-z-]+)`", text)
-    assert len(named) >= 5
-    assert [(status, kind) for status, kind in named if status not in {"", kinds.get(kind)}] == []
-    copied = text.partition("\n---\n")[2]  # into other documentation, where our links would be dead
-    assert not re.search(r"\]\(|\{\w+\}`|Flask|flask", copied)
+def is_there(name: str) -> bool:
+    """Whether a test, mostly without "tests/", or a file of the package is there."""
+    return any((ROOT / place / name).exists() for place in ("", "tests", "flask_idempotency"))
 
 
-def test_the_public_face_is_as_small_as_it_was_decided():
-    assert len(flask_idempotency.__all__) == 30
-    assert len(SETTINGS) == 21
+def is_problem(told: str) -> bool:
+    status, kind = told.split(" `")
+    return STATUS_OF.get(kind) == status
+
+
+TESTS = r"((?:\w+/)+test_\w+\.py)\b"
+FILES = r"`((?!build/)[\w.-]+/[\w./-]+\.(?:py|md|svg))`"
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern", "fewest", "is_known"),
+    [
+        (
+            "docs/monitoring/alerts.yml",
+            r"runbook_url: docs/runbook.md#(\S+)",
+            10,
+            SECTIONS.__contains__,
+        ),
+        (EVIDENCE, TESTS, 28, is_there),
+        (EVIDENCE, r"make test ARGS=(tests/\w+)`", 1, is_there),
+        (EVIDENCE, r"`make ([\w-]+)", 12, TARGETS.__contains__),
+        ("SECURITY.md", TESTS, 20, is_there),
+        ("bench/figures/works-with.md", TESTS, 10, is_there),
+        ("CONTRIBUTING.md", FILES, 10, is_there),
+        ("docs/clients.md", r"\b([45]\d\d `[a-z]+-[a-z-]+)`", 1, is_problem),
+        (CALLERS, r"\b([45]\d\d `[a-z]+-[a-z-]+)`", 1, is_problem),
+    ],
+)
+def test_a_page_names_only_what_is_there(page, pattern, fewest, is_known):
+    named = set(re.findall(pattern, (ROOT / page).read_text(encoding="utf-8")))
+    assert len(named) >= fewest
+    assert {name for name in named if not is_known(name)} == set()
+
+
+def test_the_picture_of_the_states_names_each_situation():
+    picture = (ROOT / "docs/pictures/states.svg").read_text(encoding="utf-8").replace("_", " ")
+    assert [each.value for each in Situation if each.value not in picture] == []
+
+
+def test_the_public_face_and_the_pages_are_as_small_as_it_was_decided():
+    assert (len(PUBLIC), len(SETTINGS), len(cli.commands)) == (30, 21, 8)
     assert len(OPTIONS) <= 18
-    assert len(cli.commands) == 8
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    assert len(pages) <= 20
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 30_000
 
 
-LOGS = {
-    "warn",
-    "tell_failure",
-    *(f"log.{how}" for how in ("debug", "info", "warning", "error", "exception", "log")),
-}
-WITHOUT_TEXT = {"… failed"}  # what failed comes first, in words of the caller's
+LOGS = {f"log.{how}" for how in ("debug", "info", "warning", "error", "exception", "log")}
+LOGS |= {"warn", "tell_failure"}
 
 
 def logged() -> set[str]:
@@ -137,15 +182,13 @@ def logged() -> set[str]:
             if isinstance(call, ast.Call) and ast.unparse(call.func) in LOGS:
                 texts = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
                 found |= {re.sub(r"%\.?\d*[a-z]", "…", text) for text in texts if " " in text}
-    return found - WITHOUT_TEXT
+    return found - {"… failed"}  # what failed comes first, in words of the caller's
 
 
 def test_the_runbook_lists_every_line_of_the_log():
-    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
-    listed = re.findall(r"`([^`\n]{12,})`", page)
-    listed += re.findall(r"(?m)^[A-Z]{4,} (.*?)(?:\.\.\.)?$", page)
+    listed = re.findall(r"`([^`\n]{12,})`", RUNBOOK)
+    listed += re.findall(r"(?m)^[A-Z]{4,} (.*?)(?:\.\.\.)?$", RUNBOOK)
     parts = [re.sub("^[A-Z]{4,} ", "", text).split("…") for text in listed]
     patterns = [".*".join(map(re.escape, each)) for each in parts]
-    texts = logged()
-    assert len(texts) > 10
-    assert {text for text in texts if not any(re.search(each, text) for each in patterns)} == set()
+    assert len(logged()) > 10
+    assert [text for text in logged() if not any(re.search(each, text) for each in patterns)] == []

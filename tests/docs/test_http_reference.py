@@ -9,48 +9,18 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask, request
-from flask_sqlalchemy import SQLAlchemy
+from flask import request
 
 import servers
-from flask_idempotency import Idempotency, Retryable, idempotent
+from flask_idempotency import Retryable, idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.core.errors import Problem
 from tests.docs.pages import ROOT, blocks
 from tests.killed import Killed
 
-
-class TestHttpReference:
-    PAGE = ROOT / "docs/http.md"
-
-    @pytest.fixture
-    def shop(self, postgres) -> Iterator[Shop]:
-        shop = Shop(postgres.database("docs_http"))
-        yield shop
-        shop.close()
-
-    def test_its_messages_are_the_real_ones(self, shop):
-        asked = ""
-        for block in blocks(self.PAGE, "http"):
-            if block.text.startswith("POST"):
-                asked = block.text
-                continue
-            status, headers, body = parsed(block.text)
-            in_progress = "request-in-progress" in body
-            real = shop.meet("request-in-progress") if in_progress else shop.send(asked)
-            assert f"HTTP/1.1 {real.status}" == status, block.name
-            assert real.get_data(as_text=True).strip() == body, block.name
-            ours = {"content-length", "cache-control"}  # said once for all answers
-            assert {n: v for n, v in real.headers if n.lower() not in ours} == headers, block.name
-
-    def test_its_problems_are_the_real_ones(self, shop):
-        text = self.PAGE.read_text(encoding="utf-8")
-        shown = re.findall(r"(?m)^\(([\w-]+)\)=\n### .+\n\n> (.+)$", text)
-        for kind, detail in shown:
-            real = shop.meet(kind).json
-            assert (real["type"].split(":")[-1], real["detail"]) == (kind, detail)
-        whole = {"key-reused", "request-in-progress"}  # their messages are shown
-        assert {kind for kind, *_ in shown} | whole == {p.type for p in Problem.__subclasses__()}
+PAGE = ROOT / "docs/http.md"
+CONFLICT = sa.text("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+BUSY = Retryable("The payment provider is busy.", retry_after=5)
 
 
 def raw(body: str, **environ: str) -> dict[str, Any]:
@@ -84,10 +54,6 @@ def parsed(message: str) -> tuple[str, dict[str, str], str]:
     return first, dict(line.split(": ", 1) for line in lines), body.strip()
 
 
-CONFLICT = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"
-BUSY = Retryable("The payment provider is busy.", retry_after=5)
-
-
 def raises(error: BaseException) -> Any:
     raise error
 
@@ -95,69 +61,49 @@ def raises(error: BaseException) -> Any:
 class Shop:
     """The API of the HTTP reference, with a way into each situation that the page describes."""
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    def __init__(self, world: Any, database: servers.FaultProxy) -> None:
+        self.world, self.database = world, database
         self.running, self.go_on = threading.Event(), threading.Event()
         self.allowed = True
-        self.app, self.db = Flask("shop"), SQLAlchemy()
-        self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=url,
-            SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"connect_timeout": 2}},
-            IDEMPOTENCY_MAX_RESPONSE_BYTES=1000,
-        )
-        self.db.init_app(self.app)
-        Idempotency(self.app, self.db, scope=lambda: request.headers.get("X-User"))
+        paid = lambda: ({"id": 1, **request.get_json()}, 201, {"Location": "/payments/1"})  # noqa: E731
         views: list[tuple[str, dict[str, Any], Any]] = [
-            ("payments", {}, self.pay),
-            ("slow", {}, self.wait),
+            ("payments", {}, paid),
+            ("slow", {}, lambda: self.running.set() or (self.go_on.wait(20) and {})),
             ("transfers", {"fingerprint": "json"}, dict),
             ("withdrawals", {"authorize_replay": lambda _operation: self.allowed}, dict),
             ("reports", {}, lambda: ("x" * 2000, 201, {"Location": "/reports/1"})),
             ("orders", {"refuse_old_keys": True}, dict),
-            ("conflicts", {}, lambda: self.db.session.execute(sa.text(CONFLICT))),
+            ("conflicts", {}, lambda: world.db.session.execute(CONFLICT)),
             ("charges", {"atomic": False}, lambda: raises(Killed())),
             ("donations", {"atomic": False}, lambda: raises(Killed())),
             ("busy", {"atomic": False}, lambda: raises(BUSY)),
         ]
         for name, options, view in views:
             protected = idempotent(name=name, **options)(view)
-            self.app.add_url_rule(f"/{name}", name, protected, methods=["POST"])
-        if create:
-            with self.app.app_context():
-                self.db.create_all()
-
-    def pay(self) -> Any:
-        return {"id": 1, "amount": request.get_json()["amount"]}, 201, {"Location": "/payments/1"}
-
-    def wait(self) -> Any:
-        self.running.set()
-        self.go_on.wait(20)
-        return {}
-
-    def sql(self, statement: str) -> Any:
-        with self.app.app_context(), self.db.engine.begin() as connection:
-            return connection.execute(sa.text(statement))
+            world.app.add_url_rule(f"/{name}", name, protected, methods=["POST"])
 
     def post(self, path: str, key: str = "example", **changes: Any) -> Any:
         """A request as the page's first one; a header may be None."""
         headers = {"X-User": "alice", "Idempotency-Key": key} | changes.pop("headers", {})
         send = {"json": {"amount": 500}} | changes
         sent = {name: value for name, value in headers.items() if value is not None}
-        return self.app.test_client().post(path, headers=sent, **send)
+        return self.world.client.post(path, headers=sent, **send)
 
     def meet(self, problem: str) -> Any:
         """The response of this type."""
         path, changes = REQUESTS[problem]
+        run = self.world.app.test_cli_runner().invoke
         if problem == "store-unavailable":
-            nowhere = f"postgresql+psycopg2://shop@127.0.0.1:{servers.free_port()}/shop"
-            return Shop(nowhere, create=False).post(path)
+            self.database.refuse()
+            self.database.cut()
         if problem in {"operation-interrupted", "operation-failed"}:
             with pytest.raises(Killed):
                 self.post(path)
-            self.sql("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
+            self.world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
         if problem == "operation-failed":
-            listed = self.app.test_cli_runner().invoke(cli, ["list", "--operation", "donations"]).output
-            words = ["release", "--fail", "--why=it cannot be found out", listed.split("\n")[1][:8]]
-            assert self.app.test_cli_runner().invoke(cli, words).exit_code == 0
+            digits = run(cli, ["list", "--operation", "donations"]).output.split("\n")[1][:8]
+            why = "--why=it cannot be found out"
+            assert run(cli, ["release", "--fail", why, digits]).exit_code == 0
         if problem in {"replay-forbidden", "response-not-kept"}:
             assert self.post(path).status_code < 300
             self.allowed = False
@@ -172,13 +118,40 @@ class Shop:
             self.go_on.set()
             first.join()
 
-    def send(self, message: str) -> Any:
-        """Send a request as it stands on the page."""
-        first, headers, body = parsed(message)
-        method, path, _ = first.split()
-        return self.app.test_client().open(path, method=method, headers=headers, data=body)
 
-    def close(self) -> None:
-        """Give the connections back."""
-        with self.app.app_context():
-            self.db.engine.dispose()
+@pytest.fixture
+def shop(make_world, postgres) -> Iterator[Shop]:
+    with servers.FaultProxy(postgres.database("docs_http")) as database:
+        world = make_world(
+            init={"scope": lambda: request.headers.get("X-User")},
+            SQLALCHEMY_DATABASE_URI=database.url,
+            IDEMPOTENCY_MAX_RESPONSE_BYTES=1000,
+        )
+        yield Shop(world, database)
+
+
+def test_its_messages_are_the_real_ones(shop):
+    asked = ""
+    for block in blocks(PAGE, "http"):
+        if block.text.startswith("POST"):
+            asked = block.text
+            continue
+        status, headers, body = parsed(block.text)
+        if "request-in-progress" in body:
+            real = shop.meet("request-in-progress")
+        else:
+            first, sent, data = parsed(asked)
+            real = shop.world.client.post(first.split()[1], headers=sent, data=data)
+        assert f"HTTP/1.1 {real.status}" == status, block.name
+        assert real.get_data(as_text=True).strip() == body, block.name
+        ours = {"content-length", "cache-control"}  # said once for all answers
+        assert {n: v for n, v in real.headers if n.lower() not in ours} == headers, block.name
+
+
+def test_its_problems_are_the_real_ones(shop):
+    shown = re.findall(r"(?m)^\(([\w-]+)\)=\n### .+\n\n> (.+)$", PAGE.read_text(encoding="utf-8"))
+    for kind, detail in sorted(shown, key=lambda each: each[0] == "store-unavailable"):  # it is last
+        real = shop.meet(kind).json
+        assert (real["type"].split(":")[-1], real["detail"]) == (kind, detail)
+    whole = {"key-reused", "request-in-progress"}  # their messages are shown
+    assert {kind for kind, *_ in shown} | whole == {p.type for p in Problem.__subclasses__()}
