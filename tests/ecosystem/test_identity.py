@@ -1,4 +1,4 @@
-"""Flask-HTTPAuth, Flask-Security and Flask-Session say whose request it is, of a replay, too."""
+"""Flask-HTTPAuth, -Login, -Security and -Session say whose request it is, of a replay, too."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import redis
 from flask import session
 from flask_httpauth import HTTPBasicAuth, HTTPTokenAuth
+from flask_login import LoginManager, UserMixin, login_required, login_user
 from flask_security import (
     Security,
     SQLAlchemyUserDatastore,
@@ -109,8 +110,25 @@ def with_session(make_world: Any, kind: str, redis_server: Any) -> Any:
     world.app.config["SESSION_SQLALCHEMY"] = world.db
     Session(world.app)
     world.guard, world.user = (lambda view: view), (lambda: session["user"])
-    sign_in = lambda user: session.update(user=user) or {}  # noqa: E731
-    world.app.add_url_rule("/sign-in/<user>", "sign_in", sign_in)
+    return with_sign_in(world, lambda user: session.update(user=user))
+
+
+class User(UserMixin):
+    def __init__(self, name: str) -> None:
+        self.id = name
+
+
+def with_login(make_world: Any, _place: str, _redis_server: Any) -> Any:
+    """Flask-Login, and the session in a cookie."""
+    world = make_world(init={"scope": lambda: current_user.get_id() or None}, SECRET_KEY="tests only")
+    LoginManager(world.app).user_loader(User)
+    world.guard, world.user = login_required, lambda: current_user.id
+    return with_sign_in(world, lambda user: login_user(User(user)))
+
+
+def with_sign_in(world: Any, sign_in: Any) -> Any:
+    """A page on which anybody becomes anybody."""
+    world.app.add_url_rule("/sign-in/<user>", "sign_in", lambda user: {"new": bool(sign_in(user))})
 
     def client(user: str) -> Any:
         client = world.app.test_client()
@@ -127,6 +145,7 @@ SHOPS = {
     "httpauth token, protect": (with_httpauth, "protect", TOKEN),
     "security": (with_security, "decorator", None),
     "security, protect": (with_security, "protect", None),
+    "login": (with_login, "decorator", None),
     "session redis": (with_session, "redis", None),
     "session sqlalchemy": (with_session, "sqlalchemy", None),
 }
