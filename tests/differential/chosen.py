@@ -276,6 +276,8 @@ either("a local setting beside a second session", do(SECOND, SET[0]), READ, do(S
 either("a second session commits", do("update by ORM", "old"), do(SECOND, LATER, COMMIT), COMMIT)
 POINT, TO_POINT = texts("savepoint", "to savepoint")
 either("a savepoint by text, and another session", POINT, do(SECOND, READ), TO_POINT)
+ENDED = POINT, do("savepoint"), TO_POINT, do("release the savepoint")
+either("a savepoint that a text has ended, released", *ENDED, ROLLBACK, ADD, COMMIT)
 FAILED_FLUSH = do("add several", "a"), do("add several", "a"), FLUSH
 either("a helper beside a failed flush", *FAILED_FLUSH, do(HELPER, do("keep a book")), READ)
 equal("the engine beside uncommitted work", ADD, FLUSH, do("write an audit by engine", "x"), COMMIT)
