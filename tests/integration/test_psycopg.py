@@ -115,26 +115,6 @@ def test_an_interrupted_message_leaves_no_connection_in_the_pool(make_shop, monk
     world.assert_clean()
 
 
-REFUSED = {
-    "autocommit": lambda driver: driver.set_autocommit(True),
-    "read_only": lambda driver: driver.set_read_only(True),
-    "tpc": lambda driver: driver.tpc_begin(driver.xid(1, "a", "b")),
-}
-
-
-@pytest.mark.parametrize("way", REFUSED)
-def test_what_would_change_the_transaction_is_refused(make_world, add_view, way):
-    world = make_world()
-
-    def change():
-        REFUSED[way](world.db.session.connection().connection.driver_connection)
-
-    add_view(world, during=change)
-    assert world.post().status_code == 500
-    assert world.count() == 0
-    world.assert_clean()
-
-
 def test_a_record_is_read_whatever_the_application_makes_of_its_types(
     make_world, add_view, assert_replayed
 ):

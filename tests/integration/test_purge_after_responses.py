@@ -10,8 +10,6 @@ import sqlalchemy as sa
 
 from flask_idempotency.web import purging
 from tests.integration.commands.purging import FILL, outside
-from tests.integration.test_workers import KINDS
-from tests.waiting import wait_until
 
 RECORDS = "idempotency_record"
 FILLED = f"select count(*) from {RECORDS} where name = 'filled'"
@@ -122,20 +120,6 @@ def test_settings_and_pools(make_world, add_view, config, left):
     world.sql(FILL.format(10))
     respond(world).close()
     assert world.sql(FILLED) == [(left,)]
-
-
-@pytest.mark.parametrize("kind", ["sync", "gevent-cooperative"])
-def test_under_gunicorn_the_response_comes_first(open_shop, kind):
-    """A purge tells the test that it has begun, and waits until the test has had the response."""
-    arguments, environment = KINDS[kind]
-    shop = open_shop("--workers", "1", *arguments, HOLDS_PURGE="yes", **environment)
-    shop.sql(FILL.format(10) + " returning 1")
-    assert shop.pay("key-1").status == 201
-    assert shop.arrived.read_text() == "purge"
-    assert shop.sql(FILLED) == [(10,)]
-    shop.go_on.write_text("go on")
-    wait_until(lambda: shop.sql(FILLED) == [(0,)], "they are deleted")
-    wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
 @pytest.mark.parametrize("begins", ["begin immediate", "begin; select 1 from idempotency_record"])

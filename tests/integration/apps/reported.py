@@ -81,26 +81,22 @@ def run(function: Callable[[str], Any], payload: str = CANARY) -> None:
 
 VIEWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "pay": (lambda: ("", 201), {}),
-    "forbid": (lambda: ("", 201), {"authorize_replay": lambda _operation: False}),
     "fail": (fail, {}),
     "fail-leased": (fail, {"atomic": False}),
     "die": (die, {"atomic": False}),
     "lose": (lose, {}),
     "not-atomic": (commit_as_text, {}),
-    "fingerprint": (lambda: ("", 201), {"fingerprint": lambda: CANARY}),
     "not-json": (lambda: ({"card": CANARY, "other": object()}, 201), {}),
 }
 SITUATIONS: dict[str, list[Callable[[], None]]] = {
     "a replay": [partial(post, "pay"), partial(post, "pay")],
     "no key": [partial(post, "pay", None)],
     "a reused key": [partial(post, "pay", amount=2)],
-    "a replay that is forbidden": [partial(post, "forbid"), partial(post, "forbid")],
     "an error of a view": [partial(post, "fail")],
     "an error of a leased view": [partial(post, "fail-leased")],
     "an interruption": [partial(post, "die")],
     "a database that is lost": [partial(post, "lose")],
     "an operation that is not atomic": [partial(post, "not-atomic")],
-    "a fingerprint that is not bytes": [partial(post, "fingerprint")],
     "a response that is not JSON": [partial(post, "not-json")],
     "an error of a job": [partial(run, fail)],
     "a job whose key is reused": [partial(run, str), partial(run, str, f"another {CANARY}")],

@@ -42,8 +42,6 @@ def create_app() -> Flask:
     app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
     app.add_url_rule("/payments", view_func=pay, methods=["POST"])
     app.add_url_rule("/held-payments", view_func=pay_when_told, methods=["POST"])
-    if "HOLDS_PURGE" in os.environ:
-        hold_purge(app)
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         export_all_metrics(app)
     with app.app_context():
@@ -51,19 +49,6 @@ def create_app() -> Flask:
     if key := os.environ.get("USED_BEFORE_FORK"):
         app.test_client().post("/payments", headers={"Idempotency-Key": key, "X-User": "alice"})
     return app
-
-
-def hold_purge(app: Flask) -> None:
-    """Each purge tells the test that it begins, and goes on when the test says so."""
-    purge = app.extensions["idempotency"].purge
-
-    def when_told() -> None:
-        Path(os.environ["ARRIVED"]).write_text("purge")
-        Path(os.environ["GO_ON"]).read_text()
-        purge()
-
-    when_told.every = 1  # type: ignore[attr-defined]
-    app.extensions["idempotency"].purge = when_told
 
 
 def export_all_metrics(app: Flask) -> None:
