@@ -7,6 +7,8 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
+import httpx
+import requests
 from flask import Blueprint, Flask, Response
 from flask.views import MethodView
 from flask_sqlalchemy import SQLAlchemy
@@ -26,6 +28,7 @@ from flask_idempotency import (
     operation_executed,
     operation_interrupted,
 )
+from flask_idempotency.client import IdempotentSession, IdempotentTransport, derive_key, new_key
 from flask_idempotency.integrations.openapi import add_idempotency
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.testing import (
@@ -173,3 +176,18 @@ def tests_of_its_own(app: Flask) -> None:
     for block in every_crash(app):
         with block as crash:
             assert_type(crash.place, "int | None")
+
+
+assert_type(new_key(), str)
+assert_type(derive_key("create-payment", {"order": 7, "lines": [1, None]}), str)
+
+session = IdempotentSession()
+session.deadline, session.timeout, session.header = 20, (3, 30), "X-Key"
+session.post("https://api.example.com/", headers={"Idempotency-Key": new_key()})
+session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=50))
+plain: requests.Session = session
+
+transport = IdempotentTransport(httpx.HTTPTransport(proxy="http://proxy.example.com"))
+transport.deadline = 20
+assert_type(httpx.Client(transport=transport).post("https://api.example.com/"), httpx.Response)
+httpx.AsyncClient(transport=IdempotentTransport(httpx.AsyncHTTPTransport()))

@@ -86,6 +86,7 @@ def test_statements_that_are_not(text):
         "select * into u from t",
         "select * from t for no key update of t skip locked",
         "select shop.count(1)",
+        'select "price"(1)',
         "select pg_notify('c', '')",
         "notify c",
         "declare c cursor for select 1",
