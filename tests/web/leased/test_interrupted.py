@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from flask_idempotency import OperationInterrupted, Retryable, TransactionConflict, current_operation
 from flask_idempotency.cli import cli
 from tests.killed import Killed
+from tests.log import ours
 from tests.web.leased.records import begun, end_lease, kill
 
 FOUND = {"found": True}, 201
@@ -30,9 +31,10 @@ def expire(world):
     assert world.app.test_cli_runner().invoke(cli, ["purge"]).exit_code == 0
 
 
-def test_an_interrupted_operation_is_held(world, add, assert_problem, heard):
+def test_an_interrupted_operation_is_held(world, add, assert_problem, heard, caplog):
     runs = add(ending(Killed))
     kill(world)
+    assert [line.levelname for line in ours(caplog)] == ["ERROR"]
     heard.clear()
     assert_problem(world.post(), 409, "operation-interrupted")
     assert [(name, event.outcome) for name, event in heard] == [
