@@ -14,3 +14,9 @@ def ours(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list
         for each in caplog.records
         if each.name.partition(".")[0] == "flask_idempotency" and each.levelno >= level
     ]
+
+
+def undone(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings that something committed is not there."""
+    lines = [line.getMessage() for line in ours(caplog) if line.levelno == logging.WARNING]
+    return [line for line in lines if "undone" in line]

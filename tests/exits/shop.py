@@ -16,7 +16,6 @@ import psycopg2
 import sqlalchemy as sa
 from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, RequestInProgress, current_operation, idempotent
 from servers import plain_dsn
@@ -24,6 +23,7 @@ from tests.waiting import wait_until
 
 db = SQLAlchemy()
 idempotency = Idempotency()
+LEASED = {"atomic": False, "on_interrupted": "retry"}
 
 SLEEPING = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
@@ -35,7 +35,7 @@ OPEN = (
 
 
 class Payment(db.Model):  # type: ignore[name-defined, misc]
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id = sa.Column(sa.Integer, primary_key=True)
 
 
 def create_app() -> Flask:
@@ -50,8 +50,7 @@ def create_app() -> Flask:
     db.init_app(app)
     idempotency.init_app(app, db, scope=None)
     app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
-    leased = idempotent(atomic=False, on_interrupted="retry")
-    views = {"plain": pay, "atomic": idempotent(pay), "leased": leased(order)}
+    views = {"plain": pay, "atomic": idempotent(pay), "leased": idempotent(**LEASED)(order)}
     for name, view in views.items():
         app.add_url_rule(f"/{name}", name, view, methods=["POST"])
     return app
@@ -62,23 +61,18 @@ def charge() -> None:
         file.write("charged\n")
 
 
-def book(seconds: float, times: int = 1) -> None:
+def book(seconds: float, times: int = 1) -> int:
     db.session.add(Payment())
     db.session.flush()
     for _ in range(times):
         db.session.execute(sa.text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
     db.session.commit()
+    return current_operation.attempt if current_operation else 1
 
 
 def job(seconds: float, times: int = 1) -> int:
     current_operation.step("charge", charge)
-    current_operation.step("book", book, seconds, times, atomic=True)
-    return current_operation.attempt
-
-
-def atomic_job(seconds: float) -> int:
-    book(seconds)
-    return current_operation.attempt
+    return int(current_operation.step("book", book, seconds, times, atomic=True))
 
 
 def asked() -> tuple[float, int]:
@@ -87,15 +81,14 @@ def asked() -> tuple[float, int]:
 
 
 def pay() -> Any:
-    book(*asked())
-    return {"attempt": current_operation.attempt if current_operation else 2}, 201
+    return {"attempt": book(*asked())}, 201
 
 
 def order() -> Any:
     return {"attempt": job(*asked())}, 201
 
 
-JOBS = {"job": (job, {"atomic": False, "on_interrupted": "retry"}), "atomic_job": (atomic_job, {})}
+JOBS: dict[str, tuple[Any, dict[str, Any]]] = {"job": (job, LEASED), "atomic_job": (book, {})}
 CALLS = *JOBS, "atomic", "leased"
 
 
@@ -104,7 +97,8 @@ def call(app: Flask, name: str, seconds: float = 0, key: str = "order-1") -> int
     if name in JOBS:
         function, options = JOBS[name]
         with app.app_context():
-            return idempotency.run(key, function, seconds, scope=None, name=name, **options)
+            attempt = idempotency.run(key, function, seconds, scope=None, name=name, **options)
+            return int(attempt)
     headers = {"Idempotency-Key": key, "X-Seconds": str(seconds)}
     response = app.test_client().post(f"/{name}", headers=headers)
     if response.status_code == 409:

@@ -13,6 +13,7 @@ import pytest
 from flask import Flask
 
 import flask_idempotency
+from flask_idempotency.session import stray
 
 SIGNALS = [name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_"))]
 
@@ -25,6 +26,12 @@ def app(world: Any) -> Flask:
 @pytest.fixture(autouse=True)
 def _push_request_context() -> None:
     """Not pytest-flask's: a request in the context of another shares its ``g`` and its session."""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_warned() -> None:
+    """Some warnings are given once for each process."""
+    stray.warn_once.cache_clear()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import flask_restx
 import pytest
 import sqlalchemy as sa
 from flask import Blueprint, Flask, g
-from flask_sqlalchemy import SQLAlchemy
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency import (
@@ -19,11 +18,9 @@ from flask_idempotency import (
 from flask_idempotency.core.errors import Problem
 
 PLACES = "app", "outer", "inner"
+CONFLICT = "do $$ begin raise sqlstate '40001'; end $$"
 
-
-@pytest.fixture
-def store():
-    return "postgres"
+pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
 
 
 @pytest.fixture
@@ -45,18 +42,8 @@ def caught(_error):
     return {"caught": True}, 418
 
 
-def raising(error):
-    def view():
-        raise error
-
-    return view
-
-
 def executing(world, statement):
     return lambda: [world.db.session.execute(sa.text(statement))]
-
-
-CONFLICT, DEADLOCK = (f"do $$ begin raise sqlstate '{code}'; end $$" for code in ("40001", "40P01"))
 
 
 def saying(place, kind):
@@ -66,6 +53,7 @@ def saying(place, kind):
 KINDS = IdempotencyError, Problem, KeyRequired
 HANDLERS = [
     ([], None),
+    ([("app", KeyReused)], None),
     *(([(place, kind)], f"{place} {kind.__name__}") for place in PLACES for kind in KINDS),
     # As Flask looks for handlers: the place counts more than the class.
     ([("app", KeyRequired), ("outer", IdempotencyError), ("outer", Problem)], "outer Problem"),
@@ -76,6 +64,13 @@ HANDLERS = [
 def test_a_handler_for_problems_wins_wherever_it_is_and_one_for_all_errors_gets_none(
     shop, assert_problem, handlers, by
 ):
+    """And functions after requests may rely on those before it."""
+
+    @shop.app.after_request
+    def rely_on_sign_in(response):
+        response.headers["X-Account"] = g.account_id
+        return response
+
     for each in shop.app, shop.outer, shop.inner:
         for general in Exception, HTTPException, 400, 500:
             each.register_error_handler(general, caught)
@@ -88,39 +83,6 @@ def test_a_handler_for_problems_wins_wherever_it_is_and_one_for_all_errors_gets_
     else:
         assert refused.json == {"by": by, "type": "key-required"}
         assert refused.headers["Cache-Control"] == "no-store"
-
-
-class HandlesFirst(SQLAlchemy):
-    """Registers the error handler when the database is set up, before the extension is."""
-
-    def init_app(self, app):
-        super().init_app(app)
-        app.register_error_handler(Problem, saying("app", Problem))
-
-
-def test_a_handler_may_be_there_before_the_extension(make_world, add_view):
-    world = make_world(db=HandlesFirst())
-    add_view(world)
-    world.app.post("/raised", endpoint="raised")(raising(KeyRequired()))
-    for path in "/payments", "/raised":
-        assert world.post(path, key=None).json == {"by": "app Problem", "type": "key-required"}
-
-
-def test_a_handler_for_one_problem_leaves_the_others_to_us(shop, assert_problem):
-    """And those pass the functions around requests, on which the application may rely."""
-
-    @shop.app.after_request
-    def rely_on_sign_in(response):
-        response.headers["X-Account"] = g.account_id
-        return response
-
-    shop.app.register_error_handler(KeyReused, lambda error: ({"by": error.detail}, error.status + 10))
-    shop.register()
-    assert shop.post().status_code == 200
-    changed = shop.post(json={"amount": 6})
-    assert (changed.status_code, bool(changed.json["by"])) == (432, True)
-    refused = shop.post(key=None)
-    assert_problem(refused, 400, "key-required")
     assert refused.headers["X-Account"] == "alice"
 
 
@@ -136,20 +98,6 @@ def test_a_problem_that_run_raises_in_any_view_is_the_response(shop, assert_prob
     shop.register()
     assert shop.post("/invoices/1", key=None, method=method).json == {}
     assert_problem(shop.post("/invoices/2", key=None, method=method), 422, "key-reused")
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_handler_hears_of_a_mistake_once(shop, place):
-    heard = []
-
-    async def handle(error):
-        heard.append(error)
-        return {"mistake": True}, 500
-
-    getattr(shop, place).register_error_handler(NotAtomic, handle)
-    shop.register(executing(shop, "commit"))
-    assert shop.post().json == {"mistake": True}
-    assert len(heard) == 1
 
 
 @pytest.mark.parametrize("framework", [flask_restful, flask_restx])
@@ -174,36 +122,35 @@ class Watched(Flask):
         return self.finalize_request(*ctx[:-1], ({"unhandled": True}, 500))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"PROPAGATE_EXCEPTIONS": True},
-        {"TESTING": True},
-        {"DEBUG": True},
-        {"TRAP_HTTP_EXCEPTIONS": True, "TRAP_BAD_REQUEST_ERRORS": True},
-        {"PROPAGATE_EXCEPTIONS": False, "CLASS": Watched},
-    ],
-    ids=str,
-)
+CONFIGS = [
+    {"PROPAGATE_EXCEPTIONS": True},
+    {"TESTING": True},
+    {"TRAP_HTTP_EXCEPTIONS": True, "TRAP_BAD_REQUEST_ERRORS": True},
+    {"PROPAGATE_EXCEPTIONS": False, "CLASS": Watched},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_nothing_that_lets_errors_out_or_catches_them_gets_a_problem(
     make_world, assert_problem, caplog, config
 ):
+    """Nor does whoever calls a view without dispatch: it returns the response."""
     world = make_world(**config)
     world.app.__class__ = config.get("CLASS", Flask)
     world.app.register_error_handler(Exception, caught)
-    world.app.post("/payments")(idempotent(executing(world, CONFLICT)))
-    world.app.post("/retries", endpoint="retry")(idempotent(atomic=False)(raising(RequestInProgress)))
+
+    @idempotent(atomic=False)
+    def retry():
+        raise RequestInProgress
+
+    world.app.post("/payments", endpoint="pay")(idempotent(executing(world, CONFLICT)))
+    world.app.post("/retries")(retry)
     assert_problem(world.post(key=None), 400, "key-required")
     assert_problem(world.post(), 503, "transaction-conflict", retry=True)
     assert [record.state for record in world.records()] == ["in_progress"]
     assert_problem(world.post("/retries"), 409, "request-in-progress")
     assert "reported" not in caplog.text
-
-
-def test_a_view_that_is_called_without_dispatch_returns_the_response_to_a_problem(shop):
-    shop.register(executing(shop, DEADLOCK))
-    pay = shop.app.view_functions["outer.inner.pay"]
-    for headers, status in ({}, 400), ({"Idempotency-Key": "key-1"}, 503):
-        with shop.app.test_request_context("/payments", method="POST", headers=headers):
+    for headers, status in ({}, 400), ({"Idempotency-Key": "key-2"}, 503):
+        with world.app.test_request_context("/payments", method="POST", headers=headers):
             g.account_id = "alice"
-            assert pay().status_code == status
+            assert world.app.view_functions["pay"]().status_code == status

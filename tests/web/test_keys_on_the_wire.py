@@ -1,46 +1,52 @@
-"""Idempotency keys as clients send them, in the header or as a natural key in the request."""
+"""Keys as clients send them, whose they are and for what; and who gets a replay.
 
+The rows of the table of responses: ``tests/contract/test_responses.py``.
+"""
+
+from contextlib import closing
 from uuid import UUID
 
+import psycopg2
 import pytest
-from flask import request
+import sqlalchemy as sa
+from flask import Response, g, request
+from werkzeug.local import LocalProxy
 
-MALFORMED = {
-    "": "is empty",
-    '"canary': "a double quote without its pair",
-    "canary,b": "sent twice",
-    "canary\xff\xfe": "not allowed",
-    "canary" * 1350: "longer than 255",
-}
-"""All of them: ``tests/unit/test_keys.py``."""
+from flask_idempotency import ConfigurationError, IdempotencyError, current_operation, idempotent
+from tests.drivers import EACH, own_cursor
+from tests.stores import BOTH
+
+JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 
 
-def test_a_malformed_key_is_refused_and_never_counts_as_absent(world, add_view, assert_problem):
+def is_replayed(response):
+    return "Idempotent-Replayed" in response.headers
+
+
+def test_a_malformed_key_never_counts_as_absent(world, add_view, assert_problem):
+    """What is malformed: ``tests/unit/test_keys.py``, ``integration/test_requests_over_http.py``."""
     runs = add_view(world, required=False)
-    sent = [({"key": key}, fault) for key, fault in MALFORMED.items()]
-    for second in "canary-1", "canary-2":  # equal or not
-        sent += [({"key": "canary-1", "headers": {"Idempotency-Key": second}}, "sent twice")]
-    for each, fault in sent:
-        members = assert_problem(world.post(**each), 400, "key-malformed")
-        assert fault in members["detail"], each
+    second = {"Idempotency-Key": "canary"}
+    for sent in {"key": ""}, {"key": "canary" * 50}, {"key": "canary", "headers": second}:
+        assert_problem(world.post(user="", **sent), 400, "key-malformed")
     assert (runs, world.records()) == ([], [])
 
 
-def test_the_header_and_whether_a_key_is_required_are_settings(
-    make_world, add_view, assert_problem, assert_replayed
+def test_the_header_the_base_of_problems_and_whether_a_key_is_required_are_settings(
+    make_world, add_view, assert_replayed
 ):
-    world = make_world(IDEMPOTENCY_HEADER="X-Request-Token", IDEMPOTENCY_REQUIRED=False)
+    base = "https://shop.example/"
+    world = make_world(
+        IDEMPOTENCY_HEADER="X-Request-Token", IDEMPOTENCY_REQUIRED=False, IDEMPOTENCY_PROBLEM_BASE=base
+    )
     runs = add_view(world)
     add_view(world, "/refunds", endpoint="refund", required=True)
     assert [world.post(key="canary", user=user).status_code for user in ("alice", "")] == [201, 201]
     assert (runs, world.records()) == ([0, 0], [])
-    assert_problem(world.post("/refunds", key="canary"), 400, "key-required")
+    assert world.post("/refunds", key="canary").json["type"] == base + "key-required"
     sent = {"key": None, "headers": {"x-request-TOKEN": "canary"}}
     assert_replayed(world.post(**sent), world.post(**sent))
     assert runs == [0, 0, 1]
-
-
-FORM, MULTIPART, JSON = "application/x-www-form-urlencoded", "multipart/form-data", "application/json"
 
 
 def order(kind, amount=5, **members):
@@ -61,6 +67,10 @@ def test_a_natural_key_may_be_in_the_body(world, add_view, assert_problem, asser
     for lacking in order(kind, order=""), order(kind):
         assert_problem(world.post(key="canary", **lacking), 400, "key-required")
         assert world.post("/free", **lacking).status_code == 201
+    assert_problem(world.post(key=None, user="", **order(kind)), 401, "scope-unknown")
+    # What Flask says of a body that has no key stays.
+    other, status = (b"order=1", 415) if kind == JSON else (b"{", 400)
+    assert world.post(key=None, data=other).status_code == status
     assert (runs, free, len(world.records())) == ([1], [0, 0], 1)
 
 
@@ -76,14 +86,206 @@ def test_a_natural_key_is_a_text_an_integer_or_a_uuid(world, add_view, assert_pr
         assert_problem(world.post(), 400, "key-malformed")
 
 
-def test_nothing_is_said_of_a_strangers_body(world, add_view, assert_problem):
-    runs = add_view(world, key=lambda: request.get_json()["order"])
-    add_view(world, "/compared", endpoint="compared", fingerprint="json")
-    for body in (b"{", b"{}", b'{"order": ""}'):
-        sent = {"data": body, "content_type": JSON, "user": ""}
-        assert_problem(world.post(key=None, **sent), 401, "scope-unknown")
-        assert_problem(world.post("/compared", **sent), 401, "scope-unknown")
-    # What Flask says of a body that has no key stays.
-    assert world.post(key=None, data=b"{canary", content_type=JSON).status_code == 400
-    assert world.post(key=None, data=b"order=1").status_code == 415
-    assert runs == []
+# Scopes: nobody meets another's operation.
+
+
+def proxy(scope):
+    return LocalProxy(lambda: scope)
+
+
+APART = [("acme", "eu:42"), ("acme:eu", "42"), ("acme:eu:", "42"), ("acme", ":eu:42")]
+SCOPES = [0, 1, "1", -1, 10**30, "one", "Büro", "\ud800", " ", UUID(int=1), str(UUID(int=1))]
+NOBODY = None, "", proxy(None), proxy("")
+WRONG = True, 1.5, b"1", ["alice"], object()
+
+
+def test_scopes_that_look_alike_are_apart_and_nobody_has_none(
+    make_world, world, add_view, assert_problem
+):
+    """As parts of a text, or as values of different types; a proxy is what it stands for."""
+    add_view(world)
+    assert not [each for each in APART if is_replayed(world.post(user=each[0], key=each[1]))]
+    twice = [each for scope in SCOPES for each in (scope, scope)]
+    left = [*twice, proxy("one"), *NOBODY, *WRONG]
+    typed = make_world(init={"scope": lambda: left.pop(0)}, TESTING=True)
+    runs = add_view(typed)
+    assert [is_replayed(typed.post()) for _ in twice] == [False, True] * len(SCOPES)
+    assert is_replayed(typed.post())
+    for _ in NOBODY:
+        assert_problem(typed.post(), 401, "scope-unknown")
+    for wrong in WRONG:
+        with pytest.raises(ConfigurationError, match=f"UUID or None, not {type(wrong).__name__}"):
+            typed.post()
+    assert (len(runs), len(typed.records()), left) == (len(SCOPES), len(SCOPES), [])
+
+
+ERRORS = [(lambda: g.user.id, AttributeError), (lambda: request.form["tenant"], 400)]
+
+
+@pytest.mark.parametrize(("scope", "end"), [*ERRORS, (lambda: 1 // 0, 401)])
+def test_errors_of_a_scope_are_the_applications(make_world, add_view, scope, end):
+    world = make_world(init={"scope": scope}, PROPAGATE_EXCEPTIONS=True)
+    world.app.register_error_handler(ZeroDivisionError, lambda _error: ("sign in", 401))
+    runs = add_view(world)
+    if isinstance(end, int):
+        assert world.post().status_code == end
+    else:
+        with pytest.raises(end):
+            world.post()
+    assert runs == world.records() == []
+
+
+@pytest.mark.parametrize("init", [{}, {"scope": None}], ids=str)
+def test_a_route_may_have_a_scope_of_its_own_or_none(make_world, add_view, init):
+    world = make_world(init=init)
+    shop = add_view(world, scope=lambda: request.headers.get("X-Shop"))
+    everybody = add_view(world, "/all", endpoint="all", **({} if init else {"scope": None}))
+    for user in "alice", "bob":
+        assert world.post(user=user, headers={"X-Shop": "1"}).status_code == 201
+        assert world.post("/all", user=user).status_code == 201
+    assert shop == everybody == [1]
+    assert world.post().status_code == 401
+
+
+def test_an_operation_has_a_name_and_a_namespace(world, make_world, add_view, assert_problem):
+    """By default the name is the endpoint; with one of its own, renaming a view forgets no keys."""
+    add_view(world)
+    add_view(world, "/refunds", endpoint="refund")
+    add_view(world, "/named", endpoint="one", name="payment")
+    add_view(world, "/same", endpoint="two", name="payment")
+    add_view(world, "/other", endpoint="three", name="payment", namespace="v2")
+    for path in "/payments", "/refunds", "/named", "/other":
+        assert [is_replayed(world.post(path)) for _ in range(2)] == [False, True], path
+    assert_problem(world.post("/same"), 422, "key-reused")
+    uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    after = make_world(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_NAMESPACE="v2")
+    add_view(after, "/other", endpoint="create_payment", name="payment")
+    add_view(after, "/named", endpoint="older", name="payment", namespace="")
+    assert is_replayed(after.post("/other"))
+    assert is_replayed(after.post("/named"))
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@EACH
+def test_keys_and_scopes_are_any_text_and_a_name_that_the_database_cannot_hold_is_refused(
+    make_world, postgres, driver, add_view
+):
+    """Names are stored as they are, the rest is hashed. A step is refused before it runs, too."""
+    uri = postgres.database("encoded")
+    name = sa.make_url(uri).database
+    latin1 = "encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'"
+    with closing(psycopg2.connect(postgres.dsn)) as connection:
+        connection.autocommit = True
+        for statement in f'drop database "{name}"', f'create database "{name}" {latin1}':
+            connection.cursor().execute(statement)
+    world = make_world(SQLALCHEMY_DATABASE_URI=uri, TESTING=True)
+    calls, refused = [], "encoding of the database cannot hold the name '€'"
+
+    def steps():
+        with pytest.raises(IdempotencyError, match="a step's name is '€'.*in the encoding"):
+            current_operation.step("€", calls.append, 1)
+        return current_operation.step("charge", lambda: "€"), 201
+
+    world.app.post("/steps")(idempotent(atomic=False)(steps))
+    world.app.post("/named", endpoint="named")(idempotent(name="€")(dict))
+    add_view(world, key=lambda: "\ud800\0€", scope=lambda: "€\0\ud800")
+    with pytest.raises(ConfigurationError, match=refused):
+        world.post("/named")
+    with world.app.app_context(), pytest.raises(ConfigurationError, match=refused):
+        world.idempotency.run("key-1", calls.append, 1, scope="alice", name="€")
+    assert world.records() == calls == []
+    assert world.post("/steps").text == world.post("/steps").text == "€"
+    assert [is_replayed(world.post()) for _ in range(2)] == [False, True]
+
+
+# Who gets a replay, and what of it.
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_replay_may_be_forbidden_and_allowed_again(
+    app, world, add_view, assert_problem, assert_replayed, atomic
+):
+    """Who has changed the request hears of that first. The session has read before, and may again."""
+    asked, allowed = [], [True]
+
+    def read():
+        world.db.session.scalar(sa.text("select 1"))
+
+    def may_see(operation):
+        read()
+        asked.append((operation.scope, operation.attempt))
+        return allowed[0]
+
+    app.before_request(read)
+    runs = add_view(world, atomic=atomic, authorize_replay=may_see)
+    first = world.post()
+    assert asked == []
+    allowed[0] = False
+    assert_problem(world.post(), 403, "replay-forbidden")
+    assert_problem(world.post(json={"other": "canary"}), 422, "key-reused")
+    assert_problem(world.post(user=""), 401, "scope-unknown")
+    allowed[0] = True
+    assert_replayed(first, world.post())
+    assert (runs, asked) == ([1], [("alice", 1)] * 2)
+
+
+POINTERS = [
+    ("Location", "/payments/1"),
+    ("Content-Location", "/payments/1.json"),
+    ("Link", '</payments/2>; rel="next"'),
+    ("Link", '</help>; rel="help"'),
+]
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_response_too_large_to_store_is_sent_once(make_world, assert_problem, handled):
+    """Where the result is stays with a handler of the application, too."""
+    world = make_world(IDEMPOTENCY_MAX_RESPONSE_BYTES=599)
+    if handled:
+        world.app.register_error_handler(IdempotencyError, lambda error: ("ours", error.status))
+
+    @world.app.post("/<int:size>")
+    @idempotent
+    def pay(size):
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        return Response(b"x" * size, 201, [*POINTERS, ("X-Request-Id", "canary")])
+
+    assert [is_replayed(world.post("/599", "short")) for _ in range(2)] == [False, True]
+    first, again = world.post("/600"), world.post("/600")
+    assert (first.status_code, len(first.data), world.count()) == (201, 600, 2)
+    if handled:
+        assert (again.status_code, again.text) == (409, "ours")
+    else:
+        assert_problem(again, 409, "response-not-kept")
+    assert [line for line in again.headers if line in POINTERS] == POINTERS
+    assert world.records()[1].body is None
+
+
+@EACH
+@BOTH
+@pytest.mark.parametrize("begun", ["", "; SAVEPOINT idempotency_first"])
+def test_an_attempt_that_was_taken_over_commits_nothing(
+    make_world, probing_at_once, background, assert_problem, begun
+):
+    """Only a view that ends the transaction behind our back can be overtaken while it runs.
+
+    Where it also makes what else would be missed, only the comparison in the last message is left.
+    """
+    world, later = make_world(), []
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        attempt = current_operation.attempt
+        if attempt == 1:
+            connection = current_operation.connection.connection.driver_connection
+            own_cursor(connection).execute(f"ROLLBACK; BEGIN{begun}")
+            later.append(background(world.post).result())
+        world.db.session.add(world.Payment(amount=attempt))
+        world.db.session.commit()
+        return {"attempt": attempt}, 201
+
+    assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    assert later[0].json == world.post().json == {"attempt": 2}
+    assert world.sql("select amount from payment") == [(2,)]

@@ -1,19 +1,92 @@
-"""``idempotency.protect``: what it covers, what it leaves out, and whose options count."""
+"""What is protected and with whose options: ``@idempotent``, ``idempotency.protect`` and ``exempt``.
 
-import gc
+``@idempotent`` above the decorator that registers the view is refused by name, and nothing else is.
+"""
+
+import functools
 import io
-import weakref
 
 import flask_restful
 import flask_restx
 import pytest
+from apiflask import APIFlask
 from flask import Blueprint, Flask, abort, request
 from flask.views import MethodView, View
+from flask_smorest import Api
+from flask_smorest import Blueprint as SmorestBlueprint
+from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
-from tests.web.plain_shop import OWN, Shop, nameless, shop, wrapping
+from tests.stores import on_sqlite
 
-__all__ = ["shop"]
+OWN = idempotent(authorize_replay=lambda _operation: False)
+"""By this option the tests know whose options count."""
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+def wrapping(view):
+    """A decorator as most are."""
+    return functools.wraps(view)(nameless(view))
+
+
+def nameless(view):
+    """A decorator that forgets whom it wraps."""
+    return lambda *args, **kwargs: view(*args, **kwargs)  # noqa: PLW0108
+
+
+class Shop:
+    """An application that needs no server. Its view ``pay`` counts its runs."""
+
+    def __init__(self, kind=Flask, idempotency=None):
+        self.app = kind("shop")
+        self.app.config.update(
+            **on_sqlite(self), API_TITLE="shop", API_VERSION="1", OPENAPI_VERSION="3.0.3"
+        )
+        self.app.testing = True
+        db = SQLAlchemy(self.app)
+        self.idempotency = idempotency or Idempotency()
+        self.idempotency.init_app(self.app, db, scope=None)
+        with self.app.app_context():
+            db.create_all()
+        self.runs = 0
+
+        def pay(**_values):
+            self.runs += 1
+            return {"run": self.runs}, 201
+
+        self.pay = pay
+
+    def add(self, path, target=None, view=None):
+        """Register a view, ``pay`` unless given, of the endpoint that the path names."""
+        options = {"endpoint": path.strip("/"), "methods": METHODS}
+        (target or self.app).add_url_rule(path, view_func=view or self.pay, **options)
+
+    def post(self, path="/payments", key="key-1", method="POST"):
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return self.app.test_client().open(path, method=method, json={}, headers=headers)
+
+    def found(self, path="/payments", method="POST"):
+        """A view has its "own" options, is "covered" without them, or "plain"; or it is "refused"."""
+        before = self.runs
+        try:
+            first, again = (self.post(path, f"for-{method}", method) for _ in range(2))
+        except ConfigurationError as error:
+            is_misplaced = "Put @idempotent below" in str(error) and self.runs == before
+            return "refused" if is_misplaced else str(error)
+        assert first.status_code == 201
+        if again.status_code == 403:
+            return "own"
+        assert again.status_code == 201
+        return "covered" if "Idempotent-Replayed" in again.headers else "plain"
+
+    def covered_methods(self, path):
+        return " ".join(method for method in METHODS[1:] if self.found(path, method) == "covered")
+
+
+@pytest.fixture
+def shop():
+    return Shop()
 
 
 def test_a_blueprint_protects_its_own_views_with_its_own_options(shop):
@@ -32,63 +105,50 @@ def test_a_blueprint_protects_its_own_views_with_its_own_options(shop):
     assert shop.covered_methods("/c") == "PUT"
 
 
-@pytest.mark.parametrize("order", [["POST", "PATCH"], ["PATCH", "POST"]], ids=str)
-@pytest.mark.parametrize("is_exempt", [True, False])
-def test_a_method_with_options_of_its_own_or_exempt_stays_so_whoever_comes_first(
-    shop, order, is_exempt
-):
-    def post(_self):
-        return shop.pay()
-
-    own = shop.idempotency.exempt(post) if is_exempt else OWN(post)
-    members = {"post": own, "patch": lambda _self: shop.pay()}
-    shop.idempotency.protect(shop.app)
-    shop.app.add_url_rule("/payments", view_func=type("Pay", (MethodView,), members).as_view("pay"))
-    found = {method: shop.found(method=method) for method in order}
-    assert found == {"POST": "plain" if is_exempt else "own", "PATCH": "covered"}
+def respond(_self):
+    return {}, 201
 
 
-@pytest.mark.parametrize("kind", [View, MethodView])
-def test_a_class_whose_dispatch_is_idempotent_keeps_its_own_options(shop, kind):
-    dispatch = {"methods": ["POST"], "dispatch_request": OWN(lambda _self: shop.pay())}
-    shop.idempotency.protect(shop.app)
-    shop.app.add_url_rule("/payments", view_func=type("Pay", (kind,), dispatch).as_view("pay"))
-    assert shop.found() == "own"
-
-
-def test_a_views_own_options_count_unless_a_decorator_hides_them(shop):
-    """As of a protected function that a covered view calls, those of ``protect`` count then."""
-    shop.idempotency.protect(shop.app)
-    shop.add("/own", view=OWN(shop.pay))
-    shop.add("/wrapped", view=wrapping(OWN(shop.pay)))
-    shop.add("/exempt", view=shop.idempotency.exempt(OWN(shop.pay)))
-    shop.add("/hidden", view=nameless(OWN(shop.pay)))
-    found = [shop.found(path) for path in ("/own", "/wrapped", "/exempt", "/hidden")]
-    assert found == ["own"] * 3 + ["covered"]
-
-
+# Where a class has a decorator; whether that counts for its other methods, too.
+DECORATORS = {"decorators": [OWN]}, True
+METHOD = {"post": OWN(respond)}, False
+DISPATCH = {"methods": ["POST", "PATCH"], "dispatch_request": OWN(respond)}, True
 PLACES = {
-    "decorators": ({"decorators": [OWN]}, "own"),
-    "method_decorators": ({"method_decorators": [OWN]}, "own"),
-    "by method": ({"method_decorators": {"post": [OWN]}}, None),
-    "one method": ({"post": OWN(lambda _self: ({}, 201))}, None),
+    "View, dispatch": (View, DISPATCH),
+    "MethodView, dispatch": (MethodView, DISPATCH),
+    "MethodView, decorators": (MethodView, DECORATORS),
+    "MethodView, one method": (MethodView, METHOD),
+    "restful, by method": (flask_restful, ({"method_decorators": {"post": [OWN]}}, False)),
+    **{
+        f"{name}, {place}": (package, members)
+        for name, package in {"restful": flask_restful, "restx": flask_restx}.items()
+        for place, members in {
+            "decorators": DECORATORS,
+            "method_decorators": ({"method_decorators": [OWN]}, True),
+            "one method": METHOD,
+        }.items()
+    },
 }
 
 
-@pytest.mark.parametrize("package", [flask_restful, flask_restx], ids=["restful", "restx"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("package", "place"), PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("is_covered", [True, False])
-def test_every_place_that_a_resource_has_for_a_decorator(shop, package, place, is_covered):
+@pytest.mark.parametrize("order", [["POST", "PATCH"], ["PATCH", "POST"]], ids=str)
+def test_every_place_that_a_class_has_for_a_decorator(shop, package, place, is_covered, order):
     """``protect`` leaves it the options that it has there, and covers its other methods."""
-    if place == "by method" and package is flask_restx:
-        return  # which has no such place
-    own, of_patch = PLACES[place]
-    members = {name: lambda _self: shop.pay() for name in ("post", "patch")} | own
+    own, has_all = place
     if is_covered:
         shop.idempotency.protect(shop.app)
-    package.Api(shop.app).add_resource(type("Payments", (package.Resource,), members), "/payments")
-    expected = of_patch or ("covered" if is_covered else "plain")
-    assert (shop.found(), shop.found(method="PATCH")) == ("own", expected)
+    kind = getattr(package, "Resource", package)
+    members = own if kind is View else {"post": respond, "patch": respond, **own}
+    payments = type("Payments", (kind,), members)
+    if kind is package:
+        shop.app.add_url_rule("/payments", view_func=payments.as_view("pay"))
+    else:
+        package.Api(shop.app).add_resource(payments, "/payments")
+    other = "own" if has_all else "covered" if is_covered else "plain"
+    found = {method: shop.found(method=method) for method in order}
+    assert found == {"POST": "own", "PATCH": other}
 
 
 def test_skip_lets_a_request_pass_as_if_it_were_not_protected(shop):
@@ -131,7 +191,10 @@ def test_skip_skips_a_natural_key_and_no_view_or_function_with_options_of_its_ow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("way", ["view", "decorated view", "class", "name", "blueprint", "parent"])
 def test_what_is_exempt_is_left_out_and_given_back(shop, way, when):
-    """Before and after registration. A function that takes an exempt one is not exempt itself."""
+    """Before and after registration. A function that takes an exempt one is not exempt itself.
+
+    A view's own options count unless a decorator hides them.
+    """
     api, inner, sibling = (Blueprint(name, __name__) for name in ("api", "inner", "sibling"))
     kind = type("Search", (MethodView,), {"post": lambda _self: shop.pay()})
     views = {"decorated view": wrapping(shop.pay), "class": kind.as_view("search")}
@@ -142,7 +205,8 @@ def test_what_is_exempt_is_left_out_and_given_back(shop, way, when):
     for protected in shop.app, sibling:
         shop.idempotency.protect(protected)
     shop.add("/search", inner, views.get(way))
-    shop.add("/own", inner, OWN(nameless(shop.pay)))
+    shop.add("/own", inner, wrapping(OWN(nameless(shop.pay))))
+    shop.add("/hidden", view=nameless(OWN(nameless(shop.pay))))
     shop.add("/sibling", sibling, nameless(shop.pay))
     shop.add("/calling", view=nameless(shop.pay))
     for blueprint in inner, sibling:
@@ -150,8 +214,8 @@ def test_what_is_exempt_is_left_out_and_given_back(shop, way, when):
     shop.app.register_blueprint(api)
     if when == "after":
         shop.idempotency.exempt(target)
-    found = [shop.found(path) for path in ("/search", "/own", "/sibling", "/calling")]
-    assert found == ["plain", "own", "covered", "covered"]
+    found = [shop.found(path) for path in ("/search", "/own", "/hidden", "/sibling", "/calling")]
+    assert found == ["plain", "own", *["covered"] * 3]
 
 
 @pytest.mark.parametrize("what", ["application", "blueprint"])
@@ -167,30 +231,19 @@ def test_what_is_protected_after_the_first_request_is_so_from_then_on(shop, what
 
 
 def test_a_factory_protects_its_blueprint_for_each_application():
-    """The blueprint and the extension belong to modules, the rest is done anew each time.
-
-    Nothing keeps an application, or a blueprint, that is gone.
-    """
-    idempotency, api, gone = Idempotency(), Blueprint("api", __name__), []
-    for number in range(3):
-        shop, own = Shop(idempotency=idempotency), Blueprint("own", __name__)
-        idempotency.protect(api, authorize_replay=lambda _operation: True)
-        idempotency.protect(own)
+    """The blueprint and the extension belong to modules, the rest is done anew each time."""
+    idempotency, api = Idempotency(), Blueprint("api", __name__)
+    for number in range(2):
+        shop = Shop(idempotency=idempotency)
+        idempotency.protect(api)
         idempotency.exempt("api.search")
-        if number == 0:
-            shop.add("/payments", api)
-            shop.add("/search", api)
-        for blueprint in api, own:
-            shop.app.register_blueprint(blueprint)
-        assert shop.covered_methods("/payments") == "POST PATCH"
-        assert shop.found("/search") == "plain"
-        gone += [weakref.ref(shop.app), weakref.ref(own)]
-    del shop, own, blueprint
-    gc.collect()
-    assert [each() for each in gone[2:]] == [None] * 4, "the views of the first are the blueprint's"
+        for path in () if number else ("/payments", "/search"):
+            shop.add(path, api)
+        shop.app.register_blueprint(api)
+        assert (shop.covered_methods("/payments"), shop.found("/search")) == ("POST PATCH", "plain")
 
 
-METHODS = (), "POST", ["put"], ["POST", "HEAD"], ["BREW"], [5], None, 5, b"POST"
+WRONG_METHODS = (), "POST", ["put"], ["POST", "HEAD"], ["BREW"], [5], None, 5, b"POST"
 NO_TARGET, NO_EXEMPTION = "an application or a blueprint", "a view, a blueprint, or the name of an end"
 
 
@@ -202,14 +255,11 @@ def test_what_cannot_be_protected_or_exempt_is_named(shop):
     exempt(two)
     wrong = [
         *((protect, each, {}, NO_TARGET) for each in ("a", None, Blueprint)),
-        *((protect, app, {"methods": each}, "^methods is .*: .*DELETE, PATCH") for each in METHODS),
+        *((protect, app, {"methods": each}, "^methods is .*: .*DELETE") for each in WRONG_METHODS),
         *((protect, app, {"skip": each}, "^skip is .*: a callable") for each in (True, "a", ["/"])),
         (protect, app, {"name": "shared"}, "name is not an option"),
         (protect, Flask("other"), {}, "call idempotency.init_app"),
-        *(
-            (exempt, each, {}, NO_EXEMPTION)
-            for each in (None, 5, ["search"], Flask("other"), b"search")
-        ),
+        *((exempt, each, {}, NO_EXEMPTION) for each in (None, 5, ["search"], Flask("other"))),
         (protect, app, {"methods": ["PUT"]}, "protected already with other methods"),
         (exempt, one, {}, "one is protected"),
         (protect, two, {}, "two is exempt"),
@@ -218,3 +268,114 @@ def test_what_cannot_be_protected_or_exempt_is_named(shop):
     for use, target, options, said in wrong:
         with pytest.raises(ConfigurationError, match=said):
             use(target, **options)
+
+
+# The order of decorators.
+
+ROUTE = "the route's decorator"
+WRONG = {
+    "at once": [idempotent, ROUTE],
+    "with options": [idempotent(required=False), ROUTE],
+    "below another": [wrapping, idempotent, ROUTE],
+    "below one that hides it": [nameless, idempotent, ROUTE],
+    "above a decorated view": [idempotent, ROUTE, wrapping],
+    "the route above a hidden view": [idempotent, ROUTE, nameless],
+    "above a partial": [idempotent, functools.partial, ROUTE],
+}
+RIGHT = {
+    "at once": [ROUTE, idempotent],
+    "below two": [ROUTE, nameless, wrapping, idempotent],
+    "above one that hides the view": [ROUTE, idempotent, nameless],
+    "a decorator above the route": [wrapping, ROUTE, idempotent],
+    "twice": [ROUTE, idempotent, idempotent],
+    "below a partial": [ROUTE, functools.partial, idempotent],
+}
+
+
+def register(shop, order, target=None):
+    """Decorate the view as in a source: the first on top."""
+    route = (target or shop.app).route("/payments", methods=["GET", "POST", "PUT"], endpoint="pay")
+    view = shop.pay
+    for decorator in reversed(order):
+        view = route(view) if decorator is ROUTE else decorator(view)
+
+
+@pytest.mark.parametrize("covered", [None, {}, {"skip": lambda _request: True}], ids=str)
+@pytest.mark.parametrize("order", WRONG.values(), ids=WRONG)
+def test_above_the_route_it_is_refused_by_name(shop, order, covered):
+    """Where ``protect`` covers the view, too: whoever put it there meant its options."""
+    register(shop, order)
+    if covered is not None:
+        shop.idempotency.protect(shop.app, **covered)
+    assert shop.post(method="GET").status_code == 201
+    found = {shop.found(method=method) for method in ("POST", "PUT")}  # one that protect() leaves out
+    assert found == {"refused"}
+
+
+@pytest.mark.parametrize("order", RIGHT.values(), ids=RIGHT)
+def test_below_the_route_it_protects(shop, order):
+    register(shop, order)
+    assert shop.found() == "covered"
+
+
+def test_of_a_blueprint_in_two_places_and_applications_all_are_refused_unless_exempt(shop):
+    blueprint, shops = Blueprint("bills", __name__), (shop, Shop())
+    register(shop, WRONG["at once"], blueprint)
+    for each in shops:
+        for name in "a", "b":
+            each.app.register_blueprint(blueprint, name=name, url_prefix=f"/{name}")
+        assert {each.found(f"/{name}/payments") for name in "ab"} == {"refused"}
+    named = r"tests\.web\.test_protect\.Shop\.__init__.*\.pay, the view of the endpoint 'a\.pay'"
+    with pytest.raises(ConfigurationError, match=named):
+        shop.post("/a/payments")
+    shop.idempotency.exempt(shop.pay)
+    assert shop.found("/a/payments") == "plain"
+
+
+def as_method(view):
+    """A view whose POST is this one."""
+    return type("Bills", (MethodView,), {"post": staticmethod(view)}).as_view("pay")
+
+
+def test_a_class_of_views_takes_it_in_its_list_of_decorators(shop):
+    view = as_method(shop.pay)
+    shop.app.add_url_rule("/payments", view_func=view, methods=["POST"])
+    for use in idempotent, idempotent(ttl=60):
+        with pytest.raises(ConfigurationError, match=r"Bills.*decorators = \[idempotent\]"):
+            use(view.view_class)
+    idempotent(view)
+    assert shop.found() == "refused"
+
+
+@pytest.mark.parametrize("hide", [lambda view: view, wrapping, functools.partial, as_method])
+@pytest.mark.parametrize("is_covered", [False, True])
+@pytest.mark.parametrize("first", ["/plain", "/payments"])
+def test_beside_its_protected_self_a_plain_view_is_left_alone(shop, hide, first, is_covered):
+    """Also where that is in another application, or is called by it."""
+    other = Shop()
+    if is_covered:
+        shop.idempotency.protect(shop.app)
+    shop.add("/plain")
+    other.add("/payments")
+    other.add("/calls", view=functools.wraps(shop.pay)(nameless(idempotent(shop.pay))))
+    shop.app.add_url_rule("/payments", "pay", hide(idempotent(shop.pay)), methods=["POST"])
+    shop.post(first)
+    assert shop.found("/plain") == ("covered" if is_covered else "plain")
+    assert (shop.found(), other.found(), other.found("/calls")) == ("covered", "plain", "covered")
+
+
+@pytest.mark.parametrize("kind", [APIFlask, Flask], ids=["apiflask", "smorest"])
+def test_with_a_frameworks_own_route(kind):
+    shop, blueprint = Shop(kind), SmorestBlueprint("bills", "bills")
+    target = shop.app if kind is APIFlask else blueprint
+    shaped = shop.app.output({}, status_code=201) if kind is APIFlask else blueprint.response(201)
+    for name in "wrong", "right":
+
+        def view():
+            return {}
+
+        route = target.route(f"/{name}", methods=["POST"], endpoint=name)
+        idempotent(route(shaped(view))) if name == "wrong" else route(idempotent(shaped(view)))
+    if kind is Flask:
+        Api(shop.app).register_blueprint(blueprint)
+    assert (shop.found("/wrong"), shop.found("/right")) == ("refused", "covered")

@@ -1,17 +1,20 @@
-"""``Idempotency.run``: the same guarantee outside of requests.
-
-In a queue's worker, too, whose exceptions say more than that a job failed.
-"""
+"""``Idempotency.run``: the same guarantee outside of requests, in queues, and several times at once."""
 
 import asyncio
 import functools
+import threading
 import types
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
 from functools import partial
 
 import pytest
+import sqlalchemy as sa
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
-from flask_sqlalchemy import SQLAlchemy
+from flask import copy_current_request_context, current_app
 from rq.timeouts import JobTimeoutException
 
 from flask_idempotency import (
@@ -19,23 +22,31 @@ from flask_idempotency import (
     IdempotencyError,
     KeyMalformed,
     KeyReused,
+    NotAtomic,
     OperationFailed,
     OperationInterrupted,
     Retryable,
     ScopeUnknown,
-    after_commit,
     current_operation,
+    idempotent,
 )
 from flask_idempotency.core.errors import RecordBroken
+from flask_idempotency.core.keys import SHOWN, derive_key, hash_key
+from tests.conftest import PATIENCE_SECONDS
 
 KINDS = pytest.mark.parametrize("atomic", [True, False])
 
 
 @pytest.fixture
 def world(make_world, probing_at_once):
-    world = make_world(PROPAGATE_EXCEPTIONS=False)
-    with world.app.app_context():
-        yield world
+    return make_world(PROPAGATE_EXCEPTIONS=False)
+
+
+@pytest.fixture
+def context(world):
+    """That of a script or a worker."""
+    with world.app.app_context() as context:
+        yield context
 
 
 @pytest.fixture
@@ -58,6 +69,7 @@ def run(world):
     return partial(world.idempotency.run, name="pay", scope="alice")
 
 
+@pytest.mark.usefixtures("context")
 def test_it_runs_once_and_gives_the_same_result(world, run, pay):
     assert [run("key", pay, 7) for _ in range(2)] == [{"id": 1, "attempt": 1}] * 2
     assert world.sql("select amount from payment") == [(7,)]
@@ -68,6 +80,7 @@ def test_it_runs_once_and_gives_the_same_result(world, run, pay):
         assert [run(repr(result), lambda result=result: result) for _ in range(2)] == [result] * 2
 
 
+@pytest.mark.usefixtures("context")
 def test_what_raises_or_is_no_json_is_rolled_back_and_may_run_again(world, run, pay):
     with pytest.raises(LookupError):
         run("key", lambda: (pay(), {}["x"]))
@@ -77,26 +90,7 @@ def test_what_raises_or_is_no_json_is_rolled_back_and_may_run_again(world, run, 
     assert run("key", pay)["attempt"] == 3
 
 
-@pytest.mark.parametrize("expires", [True, False], ids=["expires", "stays"])
-def test_what_is_rolled_back_is_not_remembered_by_the_next_job(make_world, expires):
-    world = make_world(db=SQLAlchemy(session_options={"expire_on_commit": expires}))
-
-    def spend(fails):
-        account.amount -= 10
-        world.db.session.commit()
-        return {}["x"] if fails else None
-
-    with world.app.app_context():
-        account = world.Payment(id=1, amount=100)
-        world.db.session.add(account)
-        world.db.session.commit()
-        run = partial(world.idempotency.run, name="spend", scope=None)
-        with pytest.raises(LookupError):
-            run("a", spend, True)
-        run("b", spend, False)
-    assert world.sql("select amount from payment") == [(90,)]
-
-
+@pytest.mark.usefixtures("context")
 def test_another_payload_is_another_request(run, pay):
     run("key", pay, payload={"a": 1, "b": [2]})
     run("key", pay, payload={"b": [2], "a": 1})
@@ -104,19 +98,6 @@ def test_another_payload_is_another_request(run, pay):
         with pytest.raises(KeyReused):
             run("key", pay, payload=other)
     assert pay.runs == 1
-
-
-def test_what_became_of_an_interrupted_one_may_be_found_out_or_stay_unknown(run):
-    def dies():
-        raise KeyboardInterrupt if current_operation.attempt == 1 else OperationInterrupted("silent")
-
-    run = partial(run, "key", dies, atomic=False)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    with pytest.raises(Retryable, match="The outcome is not known yet"):
-        run(on_interrupted="retry")
-    found = run(on_interrupted=lambda _operation: {"found": True})
-    assert found == run() == {"found": True}
 
 
 def named():
@@ -140,8 +121,16 @@ class Branch(Shop):
     pass
 
 
-def test_a_function_has_one_name_however_it_is_reached(world):
-    """By another name for it, an instance, its class or a subclass, a decorator or a cache."""
+MODULES = [{"__name__": name} for name in ("__main__", "__mp_main__", "<run_path>")]
+NAMELESS = [types.FunctionType(named.__code__, each) for each in (*MODULES, {})]
+
+
+@pytest.mark.usefixtures("context")
+def test_a_function_has_one_name_however_it_is_reached_or_needs_one(world):
+    """By another name for it, an instance, its class or a subclass, a decorator or a cache.
+
+    The script defines one as __main__.pay; a worker that imports the script knows it as shop.pay.
+    """
     reached = {
         "named": [named, functools.wraps(named)(lambda: 1), functools.lru_cache(named)],
         "Shop.method": [Shop().method, Branch().method],
@@ -151,16 +140,10 @@ def test_a_function_has_one_name_however_it_is_reached(world):
         for function in functions:
             world.idempotency.run(name, function, scope=None)
     assert [r.name for r in world.records()] == [f"{__name__}.{name}" for name in reached]
-
-
-def test_a_function_whose_name_depends_on_the_process_needs_a_name(world):
-    """The script defines it as __main__.pay; a worker that imports the script knows it as shop.pay."""
-    modules = [{"__name__": name} for name in ("__main__", "__mp_main__", "<run_path>")]
-    nameless = [types.FunctionType(named.__code__, each) for each in (*modules, {})]
-    for pay in *nameless, lambda: 1, partial(named):
+    for nameless in *NAMELESS, lambda: 1, partial(named):
         with pytest.raises(ConfigurationError, match="name="):
-            world.idempotency.run("key", pay, scope=None)
-        assert world.idempotency.run("key", pay, scope=None, name="pay") == 1
+            world.idempotency.run("key", nameless, scope=None)
+        assert world.idempotency.run("key", nameless, scope=None, name="pay") == 1
 
 
 WRONG = [
@@ -174,6 +157,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.usefixtures("context")
 def test_wrong_arguments_are_named(world):
     for wrong, error, said in WRONG:
         arguments = {"key": "key", "function": named, "scope": "alice", **wrong}
@@ -182,14 +166,30 @@ def test_wrong_arguments_are_named(world):
     assert world.records() == []
 
 
-def test_one_tenant_needs_no_scope_and_switched_off_it_just_runs(make_world):
-    runs = []
-    for config in {}, {"IDEMPOTENCY_ENABLED": False}:
-        world = make_world(init={"scope": None}, **config)
-        with world.app.app_context():
-            for _ in range(2):
-                world.idempotency.run("key", lambda: runs.append(1), name="pay")
-    assert runs == [1] * 3
+@pytest.mark.parametrize("enabled", [True, False])
+def test_one_tenant_needs_no_scope_and_switched_off_it_just_runs(make_world, enabled):
+    world, runs = make_world(init={"scope": None}, IDEMPOTENCY_ENABLED=enabled), []
+    with world.app.app_context():
+        for _ in range(2):
+            world.idempotency.run("key", lambda: runs.append(1), name="pay")
+    assert len(runs) == (1 if enabled else 2)
+
+
+@KINDS
+@pytest.mark.usefixtures("context")
+def test_what_its_caller_has_not_committed_is_refused(world, run, atomic):
+    """It would be lost, or commit with another's work."""
+    session = world.db.session
+    for how in (
+        lambda: session.execute(sa.insert(world.Payment).values(amount=1)),
+        lambda: session.add(world.Payment(amount=1)),
+        session.flush,
+    ):
+        how()
+        with pytest.raises(NotAtomic, match="db.session held changes when run"):
+            run("key", named, atomic=atomic)
+    session.commit()
+    assert (run("key", named, atomic=atomic), world.count()) == (1, 2)
 
 
 def test_a_view_that_calls_it_is_no_replay_and_no_rejection(app, world, run, pay, heard):
@@ -199,7 +199,6 @@ def test_a_view_that_calls_it_is_no_replay_and_no_rejection(app, world, run, pay
             run("c", lambda: {}["x"], atomic=False)
         return run("key", pay)
 
-    heard.clear()
     first, second = world.post("/hook", key=None), world.post("/hook", key=None)
     assert first.json == second.json
     assert "Cache-Control" not in f"{first.headers}{second.headers}"
@@ -207,41 +206,47 @@ def test_a_view_that_calls_it_is_no_replay_and_no_rejection(app, world, run, pay
     assert pay.runs == 1
 
 
-@pytest.mark.parametrize("body", [b"[" * 200_000 + b"]" * 200_000, b"1" * 5000, b"\xff", b""])
-def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, heard, body):
+BROKEN = [(200, b"[" * 200_000 + b"]" * 200_000), (500, b"1" * 5000), (200, b""), (99, b"\xff")]
+
+
+@pytest.mark.usefixtures("context")
+def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, heard):
     run("key-1", pay)
-    for status, written, error in (
-        *((status, body, RecordBroken) for status in (200, 500, 99)),
-        (500, b"[]", OperationFailed),
-    ):
+    for status, body in (500, b"[]"), *BROKEN:
         heard.clear()
-        world.sql("update idempotency_record set body = :body, status = :st", body=written, st=status)
-        with pytest.raises(error):
+        world.sql("update idempotency_record set body = :body, status = :st", body=body, st=status)
+        with pytest.raises(OperationFailed if body == b"[]" else RecordBroken):
             run("key-1", pay)
-        if status == 99:
-            assert [event.problem for _, event in heard] == ["record-unreadable"]
+    assert [event.problem for _, event in heard] == ["record-unreadable"]
     assert pay.runs == 1
 
 
-@KINDS
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_was_asked_for_after_the_commit_follows_a_success_alone(world, run, pay, atomic, fails):
-    seen = []
+def test_an_exit_in_the_middle_of_an_operations_end_is_told_all_the_same(world, run, heard):
+    """The signal of a server that stops may come at any place."""
 
-    def job():
-        pay()
-        after_commit(lambda: seen.append(world.records()[0].state))
-        return {}["x"] if fails else None
+    def fails():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.flush()
+        sa.event.listen(world.db.session, "after_transaction_end", leave)  # in the operation's own
+        raise LookupError
 
-    for _ in range(2):
-        with pytest.raises((LookupError, OperationFailed)) if fails else world.app.app_context():
-            run("key", job, atomic=atomic)
-    assert seen == ([] if fails else ["completed"])
+    def leave(*_):
+        raise SystemExit
+
+    with world.app.app_context():
+        with pytest.raises(SystemExit):
+            run("key", fails)
+        assert not current_operation
+    assert [event.outcome for _, event in heard] == ["rolled_back"]
+    world.assert_clean()
 
 
-def of(module, name, base=Exception, **attributes):
+# In a queue. What other errors come to: tests/unit/test_errors_of_views.py.
+
+
+def of(module, name, **attributes):
     """A class as the package has it, which is not installed for these tests."""
-    return type(name, (base,), {"__module__": module, **attributes})
+    return type(name, (Exception,), {"__module__": module, **attributes})
 
 
 ENDS = {
@@ -260,7 +265,7 @@ ENDS = {
         of("dramatiq.errors", "Retry")(),
         of("huey.exceptions", "RetryTask")(),
         of("huey.exceptions", "CancelExecution", retry=True)(),
-        of("arq.worker", "Retry", RuntimeError)(),
+        of("arq.worker", "Retry")(),
     ],
     "failed": [
         LookupError("secret"),
@@ -275,28 +280,165 @@ ENDS = {
 def job(calls, error):
     """Two steps, with ``error`` between them in the first attempt."""
     current_operation.step("first", calls.append, "first")
-    if current_operation.attempt == 1 and error is not None:
+    if current_operation.attempt == 1:
         raise error
     current_operation.step("second", calls.append, "second")
     return current_operation.attempt
 
 
-@pytest.mark.parametrize(
-    ("error", "end"), [(error, end) for end, errors in ENDS.items() for error in errors], ids=str
-)
-def test_what_a_function_raises_in_a_queue_holds_it_frees_it_or_is_stored(run, error, end):
-    calls, run = [], partial(run, "key", job, atomic=False)
-    with pytest.raises(type(error)):
-        run(calls, error)
-    if end == "failed":
-        with pytest.raises(OperationFailed, match=f"failed with {type(error).__name__}") as told:
-            run(calls, error)
-        assert "secret" not in str(told.value)
-        assert calls == ["first"]
-        return
-    if end == "held":
-        with pytest.raises(OperationInterrupted):
-            run(calls, error)
-    retry = {"on_interrupted": "retry"} if end == "held" else {}
-    assert run(calls, error, **retry) == 2
-    assert calls == ["first", "second"]
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.usefixtures("context")
+def test_what_a_function_raises_in_a_queue_holds_it_frees_it_or_is_stored(run, end):
+    for number, error in enumerate(ENDS[end]):
+        calls, again = [], partial(run, f"key-{number}", job, atomic=False)
+        with pytest.raises(type(error)):
+            again(calls, error)
+        if end == "failed":
+            with pytest.raises(OperationFailed, match=f"failed with {type(error).__name__}") as told:
+                again(calls, error)
+            assert "secret" not in str(told.value)
+            assert calls == ["first"]
+            continue
+        if end == "held":
+            with pytest.raises(OperationInterrupted):
+                again(calls, error)
+        retry = {"on_interrupted": "retry"} if end == "held" else {}
+        assert again(calls, error, **retry) == 2
+        assert calls == ["first", "second"]
+
+
+@pytest.mark.usefixtures("context")
+def test_what_became_of_an_interrupted_one_may_be_found_out_or_stay_unknown(run):
+    def dies():
+        raise KeyboardInterrupt if current_operation.attempt == 1 else OperationInterrupted("silent")
+
+    run = partial(run, "key", dies, atomic=False)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    with pytest.raises(Retryable, match="The outcome is not known yet"):
+        run(on_interrupted="retry")
+    found = run(on_interrupted=lambda _operation: {"found": True})
+    assert found == run() == {"found": True}
+
+
+# Several operations at once in one request, or in one application context: each is its own.
+
+EVENTS = 5
+
+
+def in_threads(handlers, *args):
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return [each.result() for each in [*map(pool.submit, handlers, *args)]]
+
+
+def in_copies_of_the_request(handle, events):
+    return in_threads([copy_current_request_context(handle) for _ in events], events)
+
+
+def in_contexts_of_their_own(handle, events):
+    app = current_app._get_current_object()
+
+    def in_its_own(event):
+        with app.app_context():
+            return handle(event)
+
+    return in_threads([in_its_own] * len(events), events)
+
+
+@KINDS
+@pytest.mark.parametrize("has_own_session", [True, False])
+@pytest.mark.parametrize("fan_out", [in_copies_of_the_request, in_contexts_of_their_own])
+def test_each_event_of_a_delivery_is_handled_once(world, heard, run, fan_out, has_own_session, atomic):
+    barrier, provider = threading.Barrier(EVENTS), []
+    keys = {str(event): hash_key("", "pay", "alice", str(event)) for event in range(EVENTS)}
+    derived = {event: derive_key(key, "charge") for event, key in keys.items()}
+
+    def charge(event):
+        with world.app.app_context() if has_own_session else nullcontext():
+            barrier.wait(PATIENCE_SECONDS)
+            world.db.session.add(world.Payment(amount=1, note=event))
+            world.db.session.commit()
+            key = current_operation.derive_key("charge")
+            if atomic:
+                provider.append(key)
+            else:
+                current_operation.step("charge", provider.append, key)
+            barrier.wait(PATIENCE_SECONDS)
+            return [event, current_operation.key, key]
+
+    @world.app.post("/hook")
+    def deliver():
+        world.db.session.scalar(sa.select(1))  # leaves a transaction open
+        return fan_out(lambda event: run(event, charge, event, atomic=atomic), list(keys))
+
+    for _ in range(2):
+        assert world.post("/hook", key=None).json == [[each, each, derived[each]] for each in keys]
+    assert sorted(provider) == sorted(derived.values())
+    assert world.sql("select note from payment order by note") == [(each,) for each in keys]
+    told = Counter((name, event.id) for name, event in heard if event.outcome is not None)
+    names = ("operation_executed", "operation_replayed")
+    digits = [key.hex()[:SHOWN] for key in keys.values()]
+    assert told == dict.fromkeys(((name, each) for name in names for each in digits), 1)
+
+
+REFUSED = r"in a thread or task that shares .* `with app.app_context\(\):`"
+
+
+@KINDS
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, run, atomic, is_async):
+    runs = []
+
+    def call():
+        with pytest.raises(NotAtomic, match=REFUSED):
+            run("thread", runs.append, 1, atomic=atomic)
+        return ""
+
+    async def async_hook():
+        return await asyncio.to_thread(call)
+
+    hook = async_hook if is_async else lambda: in_threads([partial(copy_context().run, call)])[0]
+    world.app.add_url_rule("/hook", "hook", hook, methods=["POST"])
+    assert world.post("/hook", key=None).status_code == 200
+    assert (runs, world.records()) == ([], [])
+
+
+@KINDS
+def test_so_is_one_that_shares_the_context_of_another_run(world, run, background, gate, atomic):
+    with world.app.app_context():
+        here = copy_context()
+        first = background(copy_context().run, partial(run, "first", gate, atomic=atomic))
+        gate.wait_until_reached()
+        with pytest.raises(NotAtomic, match=REFUSED):
+            here.run(run, "thread", pytest.fail, atomic=atomic)
+        gate.open()
+        first.result()
+        assert run("then", lambda: 1, atomic=atomic) == 1
+
+
+@KINDS
+def test_a_copy_of_the_context_is_inside_the_operation_and_a_copy_of_the_request_is_not(
+    world, run, atomic
+):
+    """A thread has no operation of its own accord; ``asyncio.to_thread`` takes it along."""
+
+    def look():
+        return current_operation.key if current_operation else None
+
+    def nested():
+        with pytest.raises(IdempotencyError, match="inside the operation view"):
+            run("inner", look)
+        return look()
+
+    def in_thread():
+        return run("of the thread", look, atomic=atomic), look()
+
+    @world.app.post("/payments", endpoint="view")
+    @idempotent(atomic=atomic)
+    def view():
+        copies = partial(copy_context().run, nested), copy_current_request_context(in_thread)
+        return [nested(), asyncio.run(asyncio.to_thread(nested)), *in_threads(copies), look()]
+
+    for _ in range(2):
+        assert world.post().json == ["key-1"] * 3 + [["of the thread", None], "key-1"]
+    assert sorted(record.name for record in world.records()) == ["pay", "view"]

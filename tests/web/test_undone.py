@@ -6,9 +6,7 @@ from sqlalchemy.orm.exc import ObjectDeletedError
 from werkzeug.exceptions import Forbidden
 
 from flask_idempotency import current_operation, idempotent
-from tests.web.way import nobody_was_warned, undone
-
-__all__ = ["nobody_was_warned"]
+from tests.log import undone
 
 INSERT = "insert into payment (amount) values (5)"
 

@@ -1,39 +1,164 @@
-"""The way of a request: where its operation ends, whatever the application does above its view."""
+"""The way of a request: where its operation ends, whatever the application does above its view.
+
+Random ways: the programs of ``tests/differential``.
+"""
 
 import logging
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
+import flask_restful
+import flask_restx
 import pytest
 import sqlalchemy as sa
-from flask import g
+from flask import abort, after_this_request, g, request
 from werkzeug.exceptions import HTTPException
 
-from flask_idempotency import NotAtomic, idempotent
-from tests.log import ours
-from tests.web.way import (
-    KINDS,
-    STORES,
-    OutOfTime,
-    Refused,
-    Way,
-    build,
-    buy,
-    is_replayed,
-    make_shop,
-    nobody_was_warned,
-    rows,
-    undone,
-    write,
-)
+from flask_idempotency import IdempotencyError, NotAtomic, current_operation, idempotent
+from tests.log import ours, undone
 
-__all__ = ["make_shop", "nobody_was_warned"]
+STORES = pytest.mark.parametrize("store", ["postgres", "sql"], indirect=True)
+ON_SQLITE = pytest.mark.parametrize("store", ["sql"], indirect=True)
+KINDS = pytest.mark.parametrize("atomic", [True, False])
 
-pytestmark = STORES
+
+class Refused(Exception):
+    """An error of the application."""
+
+
+class OutOfTime(BaseException):
+    """As gevent's Timeout is: no Exception."""
+
+
+def write(shop, who=5):
+    shop.db.session.add(shop.Payment(amount=who))
+
+
+def buy(shop, who=5):
+    write(shop, who)
+    shop.db.session.commit()
+
+
+def rows(shop):
+    """Who has written the rows that are there, in order."""
+    return "".join(str(who) for (who,) in shop.sql("select amount from payment order by amount"))
+
+
+def add(shop, view, **options):
+    shop.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
+
+
+def is_replayed(response):
+    return response.headers.get("Idempotent-Replayed") == "true"
+
+
+@pytest.fixture
+def make_shop(make_world, store, tmp_path):
+    def make(**config):
+        if store == "sql":
+            config.setdefault("SQLALCHEMY_DATABASE_URI", f"sqlite:///{tmp_path}/shop.db")
+        return make_world(**config)
+
+    return make
 
 
 @pytest.fixture
 def shop(make_shop):
     return make_shop()
+
+
+VIEW, ABOVE, HANDLER, AFTER = 1, 2, 3, 4
+"""Who has written a row: its amount."""
+
+ERRORS = {"refuse": Refused, "exit": SystemExit, "run out": OutOfTime}
+WORDS = {
+    "write": write,
+    "buy": buy,
+    "close": lambda _shop, _who: request.close(),
+    "commit": lambda shop, _who: shop.db.session.commit(),
+    "rollback": lambda shop, _who: shop.db.session.rollback(),
+    "remove": lambda shop, _who: shop.db.session.remove(),
+}
+
+
+@dataclass
+class Way:
+    """What the view does, the decorator above it, the error handler, and a function after the request.
+
+    Words in order: ``write`` a row, ``buy`` (write and commit), what the session can do, ``close`` the
+    request, raise an error, or a status. One with ``!`` is for the first time alone.
+    """
+
+    view: str
+    above: str = ""
+    above_responds: bool = False  # to an error of the view
+    handler: Any = None
+    handling: str = ""
+    status: int = 409
+    after: str = ""
+
+
+def do(shop, words, who, response=None):
+    done = shop.__dict__.setdefault("done", set())
+    for told in filter(None, words.split(", ")):
+        word = told.rstrip("!")
+        if word != told and (who, told) in done:
+            continue
+        done.add((who, told))
+        if word in ERRORS:
+            raise ERRORS[word]
+        if word in WORDS:
+            WORDS[word](shop, who)
+        elif response is None:
+            abort(int(word))
+        else:
+            response.status_code = int(word)
+
+
+def build(shop, way, **options):
+    """Register what the way says; the lists of the view's runs, and of what it registered."""
+    runs, marks = [], []
+
+    def mark(response):
+        marks.append(1)
+        response.headers["X-Mark"] = str(len(marks))
+        return response
+
+    @idempotent(**options)
+    def pay():
+        runs.append(1)
+        after_this_request(mark)
+        do(shop, way.view, VIEW)
+        return {"run": len(runs)}, 201
+
+    @wraps(pay)
+    def above():
+        try:
+            response = pay()
+        except Exception:
+            if not way.above_responds:
+                raise
+            shop.db.session.rollback()
+            response = {"caught": True}
+        do(shop, way.above, ABOVE)
+        return response
+
+    def handle(_error):
+        do(shop, way.handling, HANDLER)
+        return {"handled": True}, way.status, {"Access-Control-Allow-Origin": "https://shop.example"}
+
+    @shop.app.after_request
+    def after(response):
+        if not is_replayed(response):
+            do(shop, way.after, AFTER, response)
+        return response
+
+    shop.app.add_url_rule("/payments", "pay", above, methods=["POST"])
+    if way.handler is not None:
+        shop.app.register_error_handler(way.handler, handle)
+    return runs, marks
 
 
 def sent(shop):
@@ -51,11 +176,9 @@ WAYS = {
     # What the view has committed stays, whatever comes above.
     "a rollback after the request": (Way("buy", after="rollback"), "201", "201 again", "1"),
     "no session after the request": (Way("buy", after="remove"), "201", "201 again", "1"),
-    "the request is closed": (Way("buy", after="close"), "201", "201 again", "1"),
     "an error after the request": (Way("buy", after="refuse"), "500", "201 again", "1"),
     "an error above": (Way("buy", above="refuse!"), "500", "201 again", "1"),
     "an exit above": (Way("buy", above="exit!"), SystemExit, "201 again", "1"),
-    "a time-out above": (Way("buy", above="run out!"), OutOfTime, "201 again", "1"),
     # So does what goes with the response that the application makes of an error.
     **{
         f"an error that is handled, then {after or 'nothing'}": (
@@ -64,7 +187,7 @@ WAYS = {
             "409 again",
             "1",
         )
-        for after in ("", "rollback", "remove", "close")
+        for after in ("", "rollback", "remove", "close", "refuse")
     },
     "an abort": (Way("buy, 410"), "410", "410 again", "1"),
     "an abort that is handled": (Way("buy, 410", handler=HTTPException), "409", "409 again", "1"),
@@ -79,36 +202,29 @@ WAYS = {
     "a time-out in the view": (Way("write, run out!, commit"), OutOfTime, "201", "1"),
     "an exit before a commit above": (Way("write", above="exit!, commit"), SystemExit, "201", "1"),
     "an exit above an error": (
-        Way("write, refuse!, commit", above="exit!", catches="responds"),
+        Way("write, refuse!, commit", above="exit!", above_responds=True),
         SystemExit,
         "201",
         "1",
     ),
 }
+AUDITED = Way("write, 403", after="buy")
+SWALLOWED = Way("buy, refuse", handler=500, handling="write", status=200)
 ATOMIC_WAYS = {
     "an error before a commit above": (Way("write", above="refuse!, commit"), "500", "201", "1"),
     # What is not stored is rolled back before any function after the request: its audit stays.
-    "an audit of a rejection": (Way("write, 403", after="buy"), "403", "403", "44"),
+    "an audit of a rejection": (AUDITED, "403", "403", "44"),
     # Flask swallows errors of functions after a request while it handles another error.
-    "nobody commits in a handler": (
-        Way("buy, refuse", handler=500, handling="write", status=200),
-        "500",
-        "500",
-        "",
-    ),
+    "nobody commits in a handler": (SWALLOWED, "500", "500", ""),
     # As without the extension: a committed row is beyond what comes above, the rest goes.
-    "all is rolled back above": (Way("write", after="rollback, 409"), "409", "409", ""),
-    "all is rejected above": (Way("write", after="409"), "409", "409", ""),
-    "the rest is rolled back above": (
-        Way("buy, write", after="rollback, 409"),
-        "409",
-        "201 again",
-        "1",
-    ),
-    "the rest is rejected above": (Way("buy, write", after="409"), "409", "201 again", "1"),
+    "all is rolled back": (Way("write", after="rollback, 409"), "409", "409", ""),
+    "all is rejected": (Way("write", after="409"), "409", "409", ""),
+    "the rest is rolled back": (Way("buy, write", after="rollback, 409"), "409", "201 again", "1"),
+    "the rest is rejected": (Way("buy, write", after="409"), "409", "201 again", "1"),
 }
 
 
+@STORES
 @pytest.mark.parametrize(
     ("atomic", "way", "first", "again", "left"),
     [
@@ -122,8 +238,7 @@ def test_what_the_view_committed_is_stored_and_stays(shop, atomic, way, first, a
 
     The response is stored with what that has changed, and without headers for one origin.
     """
-    options = {} if atomic else {"atomic": False, "on_interrupted": "retry"}
-    runs, marks = build(shop, way, idempotent(**options))
+    runs, marks = build(shop, way, **({} if atomic else {"atomic": False, "on_interrupted": "retry"}))
     assert (sent(shop), sent(shop), rows(shop)) == (first, again, left)
     assert len(runs) == (1 if "again" in again else 2)
     assert len(marks) <= len(runs)
@@ -137,18 +252,16 @@ def test_what_the_view_committed_is_stored_and_stays(shop, atomic, way, first, a
         assert len(undone(caplog)) == (0 if atomic else 1)
 
 
-CONFIGS = [{}, {"TESTING": True}, {"DEBUG": True}, {"PROPAGATE_EXCEPTIONS": True}]
-
-
+@STORES
 @KINDS
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", [{}, {"TESTING": True}, {"PROPAGATE_EXCEPTIONS": True}], ids=str)
 @pytest.mark.parametrize("view", ["buy, refuse", "write, refuse"])
 def test_an_error_that_nobody_handles_is_rolled_back_or_stored_as_failed(
     make_shop, atomic, config, view, caplog
 ):
     """Where the application makes no response of it, the request's end does that, and says it once."""
     shop, is_committed = make_shop(**config), view == "buy, refuse"
-    runs, _ = build(shop, Way(view), idempotent(atomic=atomic))
+    runs, _ = build(shop, Way(view), atomic=atomic)
     first = Refused if config else "500"
     assert [sent(shop) for _ in range(3)] == [first, *([first] * 2 if atomic else ["500 again"] * 2)]
     assert (len(runs), rows(shop)) == ((3, "") if atomic else (1, "1" if is_committed else ""))
@@ -156,15 +269,12 @@ def test_an_error_that_nobody_handles_is_rolled_back_or_stored_as_failed(
         assert len(undone(caplog)) == is_committed
 
 
-def add(shop, view, **options):
-    shop.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
-
-
+@ON_SQLITE
 @KINDS
 @pytest.mark.parametrize("words", ["buy", "buy, refuse"])
 def test_a_view_that_is_called_without_dispatch_has_no_hooks_and_needs_none(shop, atomic, words):
     """As a command or a test calls it: its error is the caller's, and undoes the payment."""
-    build(shop, Way(words), idempotent(atomic=atomic))
+    build(shop, Way(words), atomic=atomic)
     raises, headers = words != "buy", {"Idempotency-Key": "key-1"}
     for number in range(2):
         with shop.app.test_request_context("/payments", method="POST", headers=headers):
@@ -174,22 +284,20 @@ def test_a_view_that_is_called_without_dispatch_has_no_hooks_and_needs_none(shop
         assert rows(shop) == ("" if raises and atomic else "1")
 
 
+@STORES
 @KINDS
-@pytest.mark.parametrize("same", [True, False])
-def test_a_second_function_of_one_request_is_refused(shop, atomic, same, caplog):
+def test_a_second_function_of_one_request_is_refused(shop, atomic, caplog):
     """An attempt never takes the response of another: what tries again stands below."""
 
-    def pay():
-        buy(shop, 5)
+    @idempotent(name="first", atomic=atomic)
+    def first():
+        buy(shop)
         raise Refused
-
-    first = idempotent(name="first", atomic=atomic)(pay)
-    then = first if same else idempotent(name="second", atomic=atomic)(lambda: buy(shop, 5) or "")
 
     def both():
         with suppress(Refused):
             first()
-        return then()
+        return idempotent(name="second", atomic=atomic)(lambda: buy(shop) or "")()
 
     shop.app.register_error_handler(Exception, lambda error: (str(error), 400))
     shop.app.add_url_rule("/payments", "pay", both, methods=["POST"])
@@ -201,10 +309,9 @@ def test_a_second_function_of_one_request_is_refused(shop, atomic, same, caplog)
     assert len([text for text in said if "a second idempotent function" in text]) == 1
 
 
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
 def test_a_problem_at_the_end_is_written_in_place(shop, assert_problem):
     """The application's CORS headers stay, the view's own go."""
-    if shop.store == "sql":
-        return  # no connection that can be lost
 
     @shop.app.after_request
     def commit(response):
@@ -215,42 +322,20 @@ def test_a_problem_at_the_end_is_written_in_place(shop, assert_problem):
             shop.sql("SELECT pg_terminate_backend(:pid)", pid=pid)
         return response
 
-    def pay():
-        write(shop, 5)
-        return {"own": True}, 201, {"X-View": "own", "Location": "/payments/1"}
-
-    add(shop, pay)
+    location = {"X-View": "own", "Location": "/payments/1"}
+    add(shop, lambda: write(shop) or ({"own": True}, 201, location))
     refused = shop.post()
     assert_problem(refused, 503, "store-unavailable", retry=True)
     assert refused.headers["Access-Control-Allow-Origin"] == "https://one.example"
-    assert not {"X-View", "Location"} & set(refused.headers.keys())
+    assert not location.keys() & set(refused.headers.keys())
     assert shop.count() == 0
 
 
-@pytest.mark.parametrize("handler", [None, Exception, 500, NotAtomic])
-@pytest.mark.parametrize("mistake", ["nobody committed", "Put @idempotent below"])
-def test_a_mistake_is_logged_once_whatever_handlers_there_are(shop, handler, mistake, caplog):
-    def pay():
-        write(shop, 5)
-        return {}, 201
-
-    if handler is not None:
-        shop.app.register_error_handler(handler, lambda _error: ({"sorry": True}, 500))
-    if mistake == "nobody committed":
-        add(shop, pay)
-    else:
-        shop.app.add_url_rule("/payments", "pay", pay, methods=["POST"])
-        idempotent(pay)
-    assert [shop.post().status_code for _ in range(3)] == [500] * 3
-    assert shop.count() == 0
-    said = [line.getMessage() for line in ours(caplog, logging.ERROR)]
-    assert len([text for text in said if mistake in text]) == 1, said
-
-
+@STORES
 @KINDS
 def test_a_stream_that_fails_is_an_error_of_the_view(shop, assert_replayed, atomic):
     def pay():
-        buy(shop, 5)
+        buy(shop)
         yield "one"
         raise Refused
 
@@ -260,3 +345,116 @@ def test_a_stream_that_fails_is_an_error_of_the_view(shop, assert_replayed, atom
     assert (first.status_code, first.json) == (409, {"refused": True})
     assert_replayed(first, shop.post())
     assert shop.count() == 1
+
+
+# Mistakes of the application: nothing is lost in silence, whatever handlers there are.
+
+
+def no_json(_shop):
+    current_operation.step("a", object)
+
+
+def open_work(shop):
+    write(shop)
+    shop.db.session.flush()
+    current_operation.step("a", int, atomic=True)
+
+
+def run_inside(shop):
+    shop.idempotency.run("k", int, scope=None, name="inner")
+
+
+MISTAKES = {
+    "nobody committed": (write, {}),
+    "Put @idempotent below": (dict, None),
+    "not JSON": (no_json, {"atomic": False}),
+    "db.session held changes": (open_work, {"atomic": False}),
+    "run() was called inside": (run_inside, {}),
+}
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("handler", [None, "the view", Exception, 500, IdempotencyError, NotAtomic])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_logged_once_whoever_handles_it(shop, handler, mistake, caplog):
+    does, options = MISTAKES[mistake]
+
+    def pay():
+        with suppress(*[IdempotencyError] if handler == "the view" else []):
+            does(shop)
+        return {}, 201
+
+    if handler not in (None, "the view"):
+
+        async def handle(_error):
+            return {"sorry": True}, 500
+
+        shop.app.register_error_handler(handler, handle)
+    if options is None:
+        shop.app.add_url_rule("/payments", "pay", pay, methods=["POST"])
+        idempotent(pay)
+    else:
+        add(shop, pay, **options)
+    statuses = {shop.post().status_code for _ in range(3)}
+    assert statuses == {500} or (handler == "the view" and statuses == {201})
+    assert shop.count() == 0
+    said = [line.getMessage() for line in ours(caplog, logging.ERROR) if mistake in line.getMessage()]
+    assert len(said) == len(set(said)) > 0, said  # run() has a name of its own
+
+
+# Frameworks make responses of errors in ways of their own.
+
+
+def fail(_package):
+    raise Refused
+
+
+# What the views of each abort with. All but Flask-RESTful have a handler for an error.
+FRAMEWORKS = {"restful": flask_restful, "restx": flask_restx}
+ENDS = {
+    "returns": (lambda _package: {}, None),
+    "aborts": (lambda package: package.abort(409), 409),
+    "rejects": (lambda package: package.abort(403), 403),
+    "is handled": (fail, 409),
+    "fails": (lambda _package: 1 // 0, 500),
+}
+
+
+@ON_SQLITE
+@KINDS
+@pytest.mark.parametrize("package", FRAMEWORKS.values(), ids=FRAMEWORKS)
+@pytest.mark.parametrize(("ends", "status"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("propagates", [False, True])
+def test_what_a_framework_makes_of_the_views_end_is_stored_or_undoes_it(
+    make_shop, package, atomic, ends, status, propagates, caplog
+):
+    shop, runs = make_shop(PROPAGATE_EXCEPTIONS=propagates), []
+    api = package.Api(shop.app)
+    if package is flask_restx:
+        api.errorhandler(Refused)(lambda _error: ({"refused": True}, 409))
+    elif ends is fail:
+        status = 500  # an unknown error
+    lets_out = propagates and status == 500
+
+    def pay():
+        buy(shop)
+        runs.append(1)
+        return ends(package)
+
+    members = {"post": lambda _self: pay(), "method_decorators": [idempotent(atomic=atomic)]}
+    api.add_resource(type("Payments", (package.Resource,), members), "/payments")
+    is_stored = status != 403 and not (atomic and status == 500)
+    found = []
+    for is_retry in False, True:
+        if lets_out and not (is_retry and is_stored):
+            with pytest.raises((ZeroDivisionError, Refused)):
+                shop.post()
+        else:
+            found.append(shop.post())
+            assert found[-1].status_code == (status or found[0].status_code)
+            assert is_replayed(found[-1]) == (is_stored and is_retry)
+    if is_stored and status != 500:
+        assert found[0].data == found[1].data
+    assert len(runs) == (1 if is_stored else 2)
+    assert shop.count() == (1 if is_stored else 0 if atomic else 2)
+    assert len(undone(caplog)) == (atomic and not is_stored)
