@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
+from flask import Flask
 
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.stores.admin import CAPPED
@@ -114,26 +115,25 @@ def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(shop):
 
 
 @pytest.fixture
-def add(tmp_path: Any) -> Any:
-    """Adds a route with options to an application of one tenant; gives it with its commands."""
+def app(tmp_path: Any) -> Any:
+    """An application of one tenant, without routes."""
     app = build(f"sqlite:///{tmp_path}/shop.db", IDEMPOTENCY_STORE="sql", IDEMPOTENCY_NAMESPACE="app")
-    run = runner(app)
-    run("create-table")
-
-    def add(endpoint: str, **options: Any) -> Any:
-        app.add_url_rule(f"/{endpoint}", endpoint, idempotent(**options)(dict), methods=["POST"])
-        return lambda: app.test_client().post(f"/{endpoint}", headers={"Idempotency-Key": KEY})
-
-    yield add, run, app
+    runner(app)("create-table")
+    yield app
     with app.app_context():
         app.extensions["sqlalchemy"].engine.dispose()
 
 
-def test_a_scope_is_looked_for_as_all_that_its_text_may_stand_for(add):
-    add_route, run, _ = add
-    user = "5f0c8d0e-6c1f-4a6f-9f57-0d6c1a3a5b11"
+def add(app: Flask, endpoint: str, **options: Any) -> Any:
+    """Add a route with these options; a function that sends it a request."""
+    app.add_url_rule(f"/{endpoint}", endpoint, idempotent(**options)(dict), methods=["POST"])
+    return lambda: app.test_client().post(f"/{endpoint}", headers={"Idempotency-Key": KEY})
+
+
+def test_a_scope_is_looked_for_as_all_that_its_text_may_stand_for(app):
+    run, user = runner(app), "5f0c8d0e-6c1f-4a6f-9f57-0d6c1a3a5b11"
     scopes = [17, "17", UUID(user), user, 7]
-    post = add_route("pay", scope=lambda: scopes[0])
+    post = add(app, "pay", scope=lambda: scopes[0])
     while scopes:
         assert post().status_code == 200
         scopes.pop(0)
@@ -147,14 +147,14 @@ ODD_SEVENS = ("0_7", "07", "+7", " 7", "\u0667", "18")
 """Python reads all but the last as 7."""
 
 
-def test_the_namespace_is_that_of_the_route_or_the_one_given(add):
-    add_route, run, app = add
+def test_the_namespace_is_that_of_the_route_or_the_one_given(app):
+    run = runner(app)
     routes: dict[str, dict[str, str]] = {
         "pay": {},
         "two": {"namespace": "v2"},
         "fixed": {"name": "fixed", "namespace": "v3"},
     }
-    for post in [add_route(path, **options) for path, options in routes.items()]:
+    for post in [add(app, path, **options) for path, options in routes.items()]:
         assert post().status_code == 200
     for name in routes:
         place = ["--key", f'"{KEY}"', "--operation", name]  # as it stands in the header
