@@ -197,6 +197,14 @@ def test_show_tells_how_far_it_came_and_what_was_decided_before(shop):
     assert line["created"] <= line["completed"] < line["expires"]
 
 
+def test_what_is_released_as_not_done_has_the_age_of_a_first_attempt_again(shop):
+    digits = shop.begun("order")
+    before = shop.show(digits)["created"]
+    for options, is_younger in ([], False), (["--not-done"], True):
+        assert shop.run("release", digits, "--why=asked", *options).exit_code == 0
+        assert (shop.show(digits)["created"] > before) is is_younger
+
+
 def die_again(shop: Shop, digits: str) -> None:
     """Somebody releases it; the client's retry charges again, and is killed, too."""
     shop.deadly = {1, 2}
