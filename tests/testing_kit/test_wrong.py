@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from functools import partial
@@ -108,8 +109,12 @@ def catches_everything(status):
 
 def number(response):
     response.headers["X-Request-Id"] = str(uuid.uuid4())
-    response.set_data(b'{"served_at": "%s"}' % uuid.uuid4().hex.encode())
     return response
+
+
+def in_an_envelope(response):
+    response.set_data(json.dumps({"data": response.json, "served_at": str(uuid.uuid4())}))
+    return number(response)
 
 
 def webhook(shop):
@@ -254,7 +259,11 @@ WRONG = {
         ["rows of account changed by +2, not by +1", "current_operation.attempt is above 1"],
     ),
     # What comes back, and crashes.
-    "another body": (view(after=number), {}, ["header X-Request-Id", "body, 'served_at'", "after_req"]),
+    "another body": (
+        view(after=in_an_envelope),
+        {},
+        ["header X-Request-Id", "body, 'served_at'"],
+    ),
     "held": (
         view(atomic=False),
         {},
