@@ -140,11 +140,6 @@ class TestCurl:
         assert pay()["outcome"] == "done"
         assert len(server.seen) == 2
 
-    @pytest.mark.parametrize(("after", "waits"), [("08", [8]), ("-8", [1]), ("0" * 30, [1])])
-    def test_any_number_of_seconds_is_understood(self, pay, server, after, waits):
-        server.script += [respond(429, Retry_After=after)]
-        assert pay()["waits"] == waits
-
     def test_an_earlier_response_is_not_taken_for_the_last_one(self, pay, server):
         bare = lambda handler: handler.respond(409, {}, b"")  # noqa: E731
         server.script += [respond(409, "request-in-progress"), bare, bare]

@@ -19,6 +19,15 @@ from tests.recipes.shop import LOCK
 from tests.waiting import wait_until
 
 _numbers = itertools.count(1)
+TROUBLES = [
+    "request is lost",
+    "response is lost",
+    "worker dies before the commit",
+    "worker dies after the commit",
+    "gateway gives up",
+    "view fails",
+    "nobody is signed in",
+]
 
 
 @dataclass

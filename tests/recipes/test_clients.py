@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.recipes.conftest import TROUBLES as AT_WORK
 from tests.recipes.conftest import Shop
 from tests.recipes.programs import KEEP, KINDS, Recipe, orders
 from tests.waiting import wait_until
@@ -22,16 +23,7 @@ from tests.waiting import wait_until
 TWO_DAYS = 48 * 3600
 STRIPE = "stripe."
 
-TROUBLES = [
-    "request is lost",
-    "response is lost",
-    "worker dies before the commit",
-    "worker dies after the commit",
-    "gateway gives up",
-    "view fails",
-    "nobody is signed in",
-    *(200, 202, 204, 303, 400, 401, 403, 404, 408, 409, 413, 425, 429, 500, 503),
-]
+TROUBLES = [*AT_WORK, 200, 202, 204, 303, 400, 401, 403, 404, 408, 409, 413, 425, 429, 500, 503]
 """A number is the status of something in front of the shop, which knows no keys."""
 
 

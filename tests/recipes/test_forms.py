@@ -11,20 +11,11 @@ from urllib.parse import urljoin
 import pytest
 import requests
 
+from tests.recipes.conftest import TROUBLES as AT_WORK
 from tests.recipes.conftest import Shop
 from tests.waiting import wait_until
 
-TROUBLES = [
-    "request is lost",
-    "response is lost",
-    "worker dies before the commit",
-    "worker dies after the commit",
-    "gateway gives up",
-    "view fails",
-    "nobody is signed in",
-    "database is away",
-    *(401, 404, 429, 502),
-]
+TROUBLES = [*AT_WORK, "database is away", 401, 404, 429, 502]
 URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 
 
