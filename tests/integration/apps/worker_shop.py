@@ -35,7 +35,6 @@ def create_app() -> Flask:
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
         IDEMPOTENCY_WAIT=float(os.environ.get("WAIT", "0")),
-        IDEMPOTENCY_MAX_REQUEST_BYTES=int(os.environ.get("MAX_REQUEST_BYTES", "1000000")),
     )
     db.init_app(app)
     idempotency.init_app(app, db, scope=lambda: request.headers["X-User"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import servers
-from tests.integration.postgres_faults.faults import new_name
 from tests.waiting import wait_until
 
 
@@ -19,13 +18,13 @@ def own_postgres():
 @pytest.fixture
 def own_database(own_postgres):
     own_postgres.start()
-    return own_postgres.database(new_name())
+    return own_postgres.database("faulty")
 
 
 @pytest.fixture
 def proxied(make_world, postgres):
     """An application that reaches its database by way of a proxy."""
-    with servers.FaultProxy(postgres.database(new_name())) as proxy:
+    with servers.FaultProxy(postgres.database("proxied")) as proxy:
         yield make_world(SQLALCHEMY_DATABASE_URI=proxy.url), proxy
 
 

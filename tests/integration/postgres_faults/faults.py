@@ -1,16 +1,8 @@
-"""What the faults of PostgreSQL share: names of databases, settings, and a fault that happens once."""
+"""What the faults of PostgreSQL share: settings, and a fault that happens once."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-
-_numbers = itertools.count(1)
-
-
-def new_name() -> str:
-    """Of a database. Never one a second time: Redis remembers what was done in the first."""
-    return f"faulty_{next(_numbers)}"
 
 
 def first_time(fault: Callable[[], object]) -> Callable[[], None]:

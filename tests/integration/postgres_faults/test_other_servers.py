@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import psycopg2
 
 from tests.drivers import connect
-from tests.integration.postgres_faults.faults import new_name
 from tests.stores import BOTH
 
 
@@ -59,7 +58,7 @@ def test_a_pool_that_reached_a_standby_recovers_when_the_primary_is_there(
     make_world, postgres, own_postgres, own_database, add_view, retries, driver
 ):
     """After a failover a name may lead to a standby for a while; its connections live on."""
-    primary = postgres.database(new_name())
+    primary = postgres.database("primary")
     addresses = [primary]
     creator = lambda: connect(addresses[-1], driver)  # noqa: E731
     make_world(SQLALCHEMY_DATABASE_URI=own_database)  # its tables are there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from flask import Flask
 import servers
 from tests.docs.pages import RECIPES, ROOT, blocks
 from tests.drivers import EACH, PSYCOPG2
-from tests.integration.postgres_faults.faults import first_time, new_name, settings
+from tests.integration.postgres_faults.faults import first_time, settings
 from tests.waiting import wait_until
 
 PAGE = ROOT / "docs/go-live.md"
@@ -42,10 +43,12 @@ PROBED = OPTIONS["connect_args"]["keepalives_idle"] + OPTIONS["connect_args"]["k
 @pytest.fixture
 def silent(make_world, postgres, add_view):
     """Makes an application with a proxy, which has a pooled connection; the page's time-outs."""
+    numbers = itertools.count(1)
     with ExitStack() as proxies:
 
         def make(in_view=lambda world: None, in_commit=lambda proxy: None):
-            proxy = proxies.enter_context(servers.FaultProxy(postgres.database(new_name())))
+            url = postgres.database(f"silent_{next(numbers)}")
+            proxy = proxies.enter_context(servers.FaultProxy(url))
             world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=OPTIONS)
             world.sql("select 1")  # so that there is one
             world.app.extensions["idempotency"].records.messages.facts()  # asked once
@@ -128,7 +131,7 @@ def test_the_row_of_a_worker_that_is_cut_off_is_free_after_the_servers_timeout(
     make_world, postgres, background, add_view, gate, retries
 ):
     """The server hears nothing more of the first worker; another worker can reach it."""
-    url = postgres.database(new_name())
+    url = postgres.database("cut_off")
     with servers.FaultProxy(url) as proxy:
         cut_off = make_world(
             SQLALCHEMY_DATABASE_URI=proxy.url, **settings(idle_in_transaction_session_timeout=500)
