@@ -51,6 +51,7 @@ class Server:
         self.let_go = threading.Event()
         self.connections: list[socket.socket] = []
         self._http: ThreadingHTTPServer | None = None
+        self._thread = threading.Thread(target=self._serve)
 
     @property
     def keys(self) -> list[str | None]:
@@ -63,12 +64,17 @@ class Server:
         if tls is not None:
             self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
         self._http.daemon_threads = True
-        threading.Thread(target=self._http.serve_forever, args=[0.01]).start()
+        self._thread.start()
+
+    def _serve(self) -> None:
+        assert self._http is not None
+        self._http.serve_forever(poll_interval=0.01)
 
     def stop(self) -> None:
         self.let_go.set()
         if self._http is not None:
             self._http.shutdown()
+            self._thread.join()
             self._http.server_close()
         for connection in self.connections:  # or a client would find them at the next server's port
             with contextlib.suppress(OSError):
