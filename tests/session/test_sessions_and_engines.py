@@ -148,6 +148,8 @@ def writes_who(world):
 by_role = then(sends(f"set local role {TENANT}"), pays)
 family.add("a deferred trigger that asks for the role", then(by_role, by_role), setup=writes_who)
 
+family.add("what is prepared forgotten in the view", then(pays, sends("deallocate all"), pays))
+
 # Binds that are given, and other connections.
 
 
