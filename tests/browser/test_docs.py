@@ -15,7 +15,6 @@ from playwright.sync_api import Browser, Page
 from tests.docs.pages import ROOT
 from tests.served import served
 
-PHONE = 390
 PAPER = 718  # pixels of 1/96 inch: A4 without the margins of 1 cm that Chromium makes
 
 CUT_OFF = """(paper) => {
@@ -41,17 +40,8 @@ CUT_OFF = """(paper) => {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: Any) -> Path:
     folder = tmp_path_factory.mktemp("docs")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-d",
-        folder / "trees",
-        ROOT / "docs",
-        folder / "html",
-    ]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "sphinx", "-q", "-d", folder / "trees", ROOT / "docs"]
+    subprocess.run([*command, folder / "html"], check=True)
     return folder / "html"
 
 
@@ -65,31 +55,24 @@ def pages(built: Path) -> list[str]:
 @pytest.fixture
 def docs(built: Path, chromium: Browser) -> Iterator[Page]:
     with served(Flask("docs", static_folder=built, static_url_path="")) as url:
-        page = chromium.new_page(base_url=url, viewport={"width": PHONE, "height": 800})
+        page = chromium.new_page(base_url=url)
         yield page
         page.close()
 
 
-def test_no_page_is_wider_than_a_phone(docs, pages):
-    wide = {}
-    for name in pages:
-        docs.goto(f"/{name}")
-        if docs.evaluate("document.querySelector('.content').scrollWidth") > PHONE:  # furo's scroller
-            wide[name] = "scrolls sideways"
-        if found := docs.evaluate(CUT_OFF, False):
-            wide[name] = found
-    assert wide == {}
-
-
-def test_paper_has_the_text_without_the_sidebars_and_cuts_off_nothing(docs, pages):
+@pytest.mark.parametrize(("media", "width"), [("screen", 390), ("print", PAPER)])
+def test_no_page_is_wider_than_a_phone_or_cut_off_on_paper(docs, pages, media, width):
     cut = {}
-    docs.emulate_media(media="print")
-    docs.set_viewport_size({"width": PAPER, "height": 1000})
+    docs.emulate_media(media=media)
+    docs.set_viewport_size({"width": width, "height": 1000})
     for name in pages:
         docs.goto(f"/{name}")
-        for sidebar in (".sidebar-drawer", ".toc-drawer", ".mobile-header"):
-            assert not docs.locator(sidebar).is_visible(), (name, sidebar)
-        if found := docs.evaluate(CUT_OFF, True):
+        if media == "print":
+            for sidebar in (".sidebar-drawer", ".toc-drawer", ".mobile-header"):
+                assert not docs.locator(sidebar).is_visible(), (name, sidebar)
+        elif docs.evaluate("document.querySelector('.content').scrollWidth") > width:  # furo's
+            cut[name] = "scrolls sideways"
+        if found := docs.evaluate(CUT_OFF, media == "print"):
             cut[name] = found
     assert cut == {}
 
