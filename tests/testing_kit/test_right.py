@@ -151,7 +151,7 @@ def test_a_form_keeps_its_token_where_its_other_fields_are_changed(shop):
         {"json": {"paid": True}},
         {"path": "/payments?currency=EUR"},
     ],
-    ids=repr,
+    ids=["file", "text", "upload", "json", "query"],
 )
 def test_bodies_and_queries_are_sent_whole_and_changed(shop, body):
     def view():

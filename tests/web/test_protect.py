@@ -300,7 +300,9 @@ def register(shop, order, target=None):
         view = route(view) if decorator is ROUTE else decorator(view)
 
 
-@pytest.mark.parametrize("covered", [None, {}, {"skip": lambda _request: True}], ids=str)
+@pytest.mark.parametrize(
+    "covered", [None, {}, {"skip": lambda _request: True}], ids=["plain", "covered", "skipped"]
+)
 @pytest.mark.parametrize("order", WRONG.values(), ids=WRONG)
 def test_above_the_route_it_is_refused_by_name(shop, order, covered):
     """Where ``protect`` covers the view, too: whoever put it there meant its options."""
