@@ -246,28 +246,31 @@ class RedisLock(Lock):
             return _no_reply
         if pause_ends:  # this request probes; all others still go without
             self._skip_until = now + PAUSE_SECONDS
-        reply = self._try(partial(self._send, *command)) or _no_reply
+        try:
+            reply = self._send(*command)
+        except Exception as error:  # whatever goes wrong there, the records decide
+            self._pause(error)
+            return _no_reply
 
         def read() -> Any:
-            result = self._try(reply)
-            if pause_ends and result is not None:
+            try:
+                result = reply()
+            except Exception as error:
+                self._pause(error)
+                return None
+            if pause_ends:
                 self._skip_until = 0.0
                 log.info("Redis works again")
             return result
 
         return read
 
-    def _try(self, call: Callable[[], Any]) -> Any:
-        """Call it. None, and a pause begins, if that fails: whatever goes wrong, the records decide."""
-        try:
-            return call()
-        except Exception as error:
-            worked, self._skip_until = not self._skip_until, time.monotonic() + PAUSE_SECONDS
-            self._why = cause(error)
-            if worked:
-                log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, self._why)
-            self._on_failure(error)
-            return None
+    def _pause(self, error: Exception) -> None:
+        worked, self._skip_until = not self._skip_until, time.monotonic() + PAUSE_SECONDS
+        self._why = cause(error)
+        if worked:
+            log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, self._why)
+        self._on_failure(error)
 
 
 def _no_reply() -> None:
