@@ -6,6 +6,7 @@ begins anew.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from pathlib import Path
@@ -70,7 +71,8 @@ def room_of(filename):
 
 
 @pytest.fixture
-def shop(make_world, add_view, gate, monkeypatch):
+def shop(make_world, add_view, gate, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "flask_idempotency")  # as usual: a line takes ten calls
     monkeypatch.setattr(lock, "PROBE_AFTER_SECONDS", 9)  # until then Redis alone rejects duplicates
     world = make_world(IDEMPOTENCY_PURGE=False)  # which follows one in fifty
 
