@@ -20,7 +20,8 @@ AT_MOST = 1.5
 
 
 @pytest.fixture
-def world(world, add):
+def world(world, add, store):  # an older pytest does not see that the world behind this needs the store
+    assert store
     add(world)
     return world
 
