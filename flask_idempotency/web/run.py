@@ -58,6 +58,7 @@ def run(
                 " itself, as a part of that, or call run() afterwards"
             )
         with _alone_in_context():
+            state.connection_of_test()  # what was written in a test's transaction is the test's
             # What its caller has begun would end with it: be lost, or commit early.
             if holds_changes(state.sessions.present()):
                 refuse_changes("run()")

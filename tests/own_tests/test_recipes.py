@@ -104,6 +104,20 @@ def test_several_operations_in_one_test(shop, connection, assert_replayed, asser
 
 
 @EACH
+def test_a_job_may_come_first_beside_rows_of_the_test(shop, connection):
+    """What the test has committed is no work that the job would lose."""
+    session = shop.db.session
+    begin(connection)
+    with shop.app.app_context():
+        session.add(shop.Payment(amount=3))
+        session.commit()
+        assert session.scalar(sa.select(sa.func.count(shop.Payment.id))) == 1
+        for _ in range(2):
+            assert shop.idempotency.run("job", lambda: "done", scope=None, name="job") == "done"
+    assert amounts(connection) == [3]
+
+
+@EACH
 def test_the_kit_finds_one_effect(shop, connection):
     count = lambda: shop.db.session.query(shop.Payment).count()  # noqa: E731
     for path, effects in {"/payments": None, "/orders": count}.items():
