@@ -221,8 +221,9 @@ class Idempotency:
         ``on_interrupted``.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
-        :class:`OperationInterrupted`, :class:`StoreUnavailable`, and :class:`OperationFailed` where an
-        operation that is not atomic has failed before.
+        :class:`OperationInterrupted`, :class:`StoreUnavailable`, :class:`OperationFailed` where an
+        operation that is not atomic has failed before, and :class:`NotAtomic` where ``db.session``
+        holds changes that the caller has not committed: they would end with the operation.
         """
         return cast("T", run.run(key, function, args, scope, payload, options))
 
