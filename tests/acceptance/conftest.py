@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,34 +31,30 @@ class Shop:
         self,
         method: str,
         path: str,
-        *,
         who: DemoAccount | None = ALICE,
         key: str | None = None,
         body: Any = None,
+        **headers: str,
     ) -> requests.Response:
         """One request on a connection of its own."""
-        headers = {}
         if who is not None:
             headers["Authorization"] = f"Bearer {who.token}"
         if key is not None:
             headers["Idempotency-Key"] = key
         return requests.request(method, self.url + path, json=body, headers=headers, timeout=30)
 
-    def pay(self, key: str, amount: int = 100, *, who: DemoAccount = ALICE) -> requests.Response:
-        return self.call("POST", "/payments", who=who, key=key, body={"amount": amount})
+    def pay(self, key: str, amount: int, **headers: str) -> requests.Response:
+        return self.call("POST", "/payments", key=key, body={"amount": amount}, **headers)
 
-    def balance(self, who: DemoAccount = ALICE) -> int:
-        return self.sql(f"SELECT balance FROM account WHERE name = '{who.name}'")
+    def balance(self) -> int:
+        return self.sql(f"SELECT balance FROM account WHERE name = '{ALICE.name}'")
 
     def sql(self, statement: str) -> Any:
         """The first value that a query gives."""
-        connection = psycopg2.connect(servers.plain_dsn(self.database_url))
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-                return cursor.fetchone()[0]
-        finally:
-            connection.close()
+        with closing(psycopg2.connect(servers.plain_dsn(self.database_url))) as connection:
+            cursor = connection.cursor()
+            cursor.execute(statement)
+            return cursor.fetchone()[0]
 
     def views_run(self) -> int:
         """How often a payment was begun; a sequence is not rolled back, so failures count too."""
@@ -70,12 +66,12 @@ def open_shop(postgres: Any, redis_server: Any) -> Iterator[Callable[..., Shop]]
     """A function that starts gunicorn on a fresh database; all end with the module."""
     with ExitStack() as stack:
 
-        def start(application: str = "example:create_app()", *arguments: str, **more: str) -> Shop:
+        def start(**more: str) -> Shop:
             database_url = postgres.database(f"acceptance_{next(_numbers)}")
             running.make_tables(database_url)
             environment = {"DATABASE_URL": database_url, "REDIS_URL": redis_server.url}
             environment |= {"SECRET_KEY": "secret", **more}
-            url, _ = stack.enter_context(running.gunicorn(application, environment, *arguments))
+            url, _ = stack.enter_context(running.gunicorn("example:create_app()", environment))
             return Shop(url, database_url)
 
         yield start
@@ -83,7 +79,6 @@ def open_shop(postgres: Any, redis_server: Any) -> Iterator[Callable[..., Shop]]
 
 @pytest.fixture(scope="module")
 def shop(open_shop: Callable[..., Shop]) -> Shop:
-    """The example, with an operator's page."""
     return open_shop(OPERATOR_PASSWORD="sesame")
 
 

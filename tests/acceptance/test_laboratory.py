@@ -12,17 +12,14 @@ from typing import Any
 
 import psycopg2
 import pytest
-import requests
 from flask.testing import FlaskClient
 
-import example
 from example.seed import ALICE, BOB
+from laboratory import __main__
 from laboratory.client import Client
 from laboratory.page import create_app
-from laboratory.shops import FAULT, KILL_AFTER_COMMIT
 from laboratory.stage import Stage, open_stage
 from laboratory.stories import MANY, STORIES
-from tests.acceptance.conftest import Shop
 
 # Cents that Alice and Bob have paid from their balances, and what the provider has charged.
 WITHOUT = {
@@ -97,16 +94,30 @@ def books(stage: Stage, name: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_press_tells_the_same_story(stage: Stage, client: FlaskClient, name: str) -> None:
-    for _ in range(2):
-        press(client, "/reset")
-        page = press(client, f"/stories/{name}")
-        assert books(stage, "without") == WITHOUT[name]
-        assert books(stage, "with") == WITH[name]
-        assert "not what the story tells" not in page
-        assert STORIES[name].told in page
-        _, protected = client.application.config["SHOWN"]["results"]
-        assert protected.exchanges[-1].outcome in LAST.get(name, ("201 Created",))
+def test_a_press_tells_the_story(stage: Stage, client: FlaskClient, name: str) -> None:
+    page = press(client, f"/stories/{name}")
+    assert books(stage, "without") == WITHOUT[name]
+    assert books(stage, "with") == WITH[name]
+    assert "not what the story tells" not in page
+    assert STORIES[name].told in page
+    _, protected = client.application.config["SHOWN"]["results"]
+    assert protected.exchanges[-1].outcome in LAST.get(name, ("201 Created",))
+
+
+def test_the_check_presses_each_button_and_holds_it_against_what_is_told(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stories = {name: STORIES[name] for name in ("pay", "lost-response")}
+    monkeypatch.setattr(__main__, "STORIES", stories)
+    assert __main__.check(stage, 2) == 0
+    output = capsys.readouterr().out
+    assert "Idempotent-Replayed: true" in output
+    told = [line.partition(" — ")[0] for line in output.splitlines() if " — " in line]
+    assert told == [story.button for story in stories.values()]
+    assert output.rstrip().endswith("All as expected.")
+    stories["pay"] = replace(STORIES["pay"], lanes=STORIES["lost-response"].lanes)
+    assert __main__.check(stage, 1) == 1
+    assert "pay, without: " in capsys.readouterr().out
 
 
 def test_a_story_that_fails_half_way_leaves_no_server_stopped(stage: Stage) -> None:
@@ -143,18 +154,3 @@ def test_money_that_is_used_up_starts_both_lanes_over(stage: Stage, client: Flas
 def test_no_other_site_presses_a_button(client: FlaskClient, headers: Any, status: int) -> None:
     answer = client.post("/reset", base_url="http://127.0.0.1", headers=headers)
     assert answer.status_code == status
-
-
-def test_the_shop_itself_has_no_dangerous_button(shop: Shop, key: str) -> None:
-    """Deployed by its own gunicorn file, it does nothing when the laboratory's header asks for it."""
-    body = {"amount": 100}
-    headers = {
-        "Authorization": f"Bearer {ALICE.token}",
-        "Idempotency-Key": key,
-        FAULT: KILL_AFTER_COMMIT,
-    }
-    answer = requests.post(f"{shop.url}/payments", json=body, headers=headers, timeout=30)
-    assert answer.status_code == 201
-    app = example.create_app({"SQLALCHEMY_DATABASE_URI": shop.database_url, "SECRET_KEY": "secret"})
-    rules = " ".join(rule.rule for rule in app.url_map.iter_rules())
-    assert not re.search(r"kill|stop|restart|reset|stories", rules)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from flask import Flask
 
+from flask_idempotency.testing import assert_idempotent
 from laboratory.running import ROOT
 from tests.docs.pages import blocks
 from tests.drivers import EACH, with_driver
@@ -54,17 +54,10 @@ def pays_once(example: str) -> None:
     exec(compile(example, "quickstart", "exec", dont_inherit=True), names)  # noqa: S102
     app: Flask = names["app"]
     engine = app.extensions["idempotency"].database
+    sent: dict[str, Any] = {"json": {"amount": 5}, "headers": {"X-Account": "alice"}}
     try:
-        headers = {"Idempotency-Key": str(uuid.uuid4()), "X-Account": "alice"}
-        client = app.test_client()
-        first = client.post("/payments", json={"amount": 5}, headers=headers)
-        retry = client.post("/payments", json={"amount": 5}, headers=headers)
-        misuse = client.post("/payments", json={"amount": 6}, headers=headers)
-        without = client.post("/payments", json={"amount": 5}, headers={"X-Account": "alice"})
-        assert [first.status_code, retry.status_code] == [201, 201]
-        assert retry.headers["Idempotent-Replayed"] == "true"
-        assert retry.data == first.data
-        assert [misuse.status_code, without.status_code] == [422, 400]
+        assert assert_idempotent(app.test_client(), "POST", "/payments", **sent).status_code == 201
+        assert app.test_client().post("/payments", **sent).status_code == 400
         with engine.connect() as connection:
             assert connection.scalar(sa.text("select count(*) from payment")) == 1
     finally:

@@ -70,22 +70,15 @@ def savepoint_of_the_session(world: Any) -> Iterator[sa.Connection]:
             sa.event.remove(session, "after_transaction_end", begin_again)
 
 
-RECIPES = {
+# Beside SQLite, on a driver each.
+_ON = {
     engine_replaced: "psycopg",
     scoped_session_bound: "psycopg",
     savepoint_of_the_session: "psycopg2",
 }
-"""With the driver that each is tested on, beside SQLite's."""
-
-
-def with_recipes(*recipes: Callable[[Any], Any]) -> pytest.MarkDecorator:
-    """For a test with these recipes, on PostgreSQL and on SQLite."""
-    found = {
-        f"{recipe.__name__}-{driver}": (recipe, driver)
-        for recipe in recipes
-        for driver in (RECIPES[recipe], "sqlite")
-    }
-    return pytest.mark.parametrize(("recipe", "driver"), found.values(), ids=found, indirect=["driver"])
+_ALL = {f"{recipe.__name__}-{on}": (recipe, on) for recipe in _ON for on in (_ON[recipe], "sqlite")}
+EACH = pytest.mark.parametrize(("recipe", "driver"), _ALL.values(), ids=_ALL, indirect=["driver"])
+"""For a test with each recipe, on PostgreSQL and on SQLite."""
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ def order():
 
 
 @pytest.fixture
-def consume(shop):
+def consume(shop, order):
     """Consumes a message about an order."""
 
-    def consume(order, amount=5, function=lambda: shop.pay()[0], **options):
+    def consume(order=order, *, amount=5, function=lambda: shop.pay()[0], **options):
         return shop.idempotency.run(order, function, **{"name": "pay", "payload": amount, **options})
 
     return consume
@@ -61,8 +61,8 @@ class TestRight:
     def test_a_message_that_is_consumed_once(self, shop, consume, crashes, order):
         result = assert_idempotent_call(
             shop.app,
-            lambda: consume(order),
-            changed=lambda: consume(order, amount=6),
+            consume,
+            changed=lambda: consume(amount=6),
             other=lambda: consume(f"{order}-2"),
         )
         assert set(result) == {"id"}
@@ -73,12 +73,12 @@ class TestRight:
         died = crashes(partial(consume, function=lambda: shop.in_steps()[0], **RETRY), shop.effects)
         assert died[2:6] == [*(f"crash_at('in-view', place={n})" for n in (1, 2, 3)), "nowhere"]
 
-    def test_an_operation_that_nobody_runs_again(self, shop, consume, order):
+    def test_an_operation_that_nobody_runs_again(self, shop, consume):
         with crash_at("in-view"):
             assert_idempotent_call(
                 shop.app,
-                lambda: consume(order, atomic=False),
-                changed=lambda: consume(order, amount=6, atomic=False),
+                partial(consume, atomic=False),
+                changed=partial(consume, amount=6, atomic=False),
                 effects=shop.payments,
                 raises=OperationInterrupted,
             )
@@ -90,10 +90,10 @@ class TestRight:
 
         crashes(work, shop.effects)
 
-    def test_errors_that_the_consumer_translates_for_its_queue(self, shop, consume, order):
+    def test_errors_that_the_consumer_translates_for_its_queue(self, shop, consume):
         def translated(amount=5):
             try:
-                return consume(order, amount)
+                return consume(amount=amount)
             except RequestInProgress:
                 raise LookupError from None
             except KeyReused:
@@ -125,12 +125,6 @@ class TestWrong:
         assert "idempotency.run" in said
         assert "no protected request or run() got that far" in message(consume, crash_at("in-view"))
 
-    def test_a_key_that_was_used_before(self, shop, consume, message, order):
-        call = partial(consume, order)
-        assert_idempotent_call(shop.app, call, effects=shop.payments)
-        assert "an earlier operation's response\nIts key was used before" in message(call)
-        assert "is the key new" in message(call, crash_at("before-commit"))
-
     @pytest.mark.parametrize(("duplicates", "what"), [(3, "a duplicate"), (0, "a retry")])
     def test_a_key_that_each_delivery_makes_anew(self, consume, message, duplicates, what):
         said = message(lambda: consume(str(uuid.uuid4())), effects=dict, duplicates=duplicates)
@@ -139,39 +133,34 @@ class TestWrong:
         assert "Is its key or scope=... another one" in said
 
     @pytest.mark.parametrize("crash", [None, "in-view"])
-    def test_a_payload_that_each_delivery_makes_anew(self, consume, message, order, crash):
+    def test_a_payload_that_each_delivery_makes_anew(self, consume, message, crash):
         times = itertools.count()
-        said = message(lambda: consume(order, next(times)), crash and crash_at(crash))
+        said = message(lambda: consume(amount=next(times)), crash and crash_at(crash))
         who = "after crash_at('in-view') a retry" if crash else "a duplicate"
         assert f"{who} raised KeyReused(" in said
         assert "or payload=..., depend on a time" in said
 
-    def test_a_payload_that_is_not_given(self, consume, message, order):
-        same = partial(consume, order, None)
+    def test_a_payload_that_is_not_given(self, consume, message):
+        same = partial(consume, payload=None)
         said = message(same, changed=same)
         assert "a changed call with the same key returned {'id': 1}, and was not rejected" in said
 
-    def test_an_effect_beside_the_operation(self, shop, consume, message, order):
-        said = message(lambda: (shop.charge(), consume(order))[1], effects=shop.effects)
-        assert "charges changed by +4, not by +1\nA retry repeats what" in said
-        assert "what a call does beside run()" in said
-
-    def test_a_result_that_each_delivery_makes_anew(self, consume, message, order):
+    def test_a_result_that_each_delivery_makes_anew(self, consume, message):
         times = itertools.count()
-        said = message(lambda: [consume(order), next(times)], duplicates=0)
+        said = message(lambda: [consume(), next(times)], duplicates=0)
         assert "a retry returned [{'id': 1}, 1], which differs from the first\n" in said
         assert "Let a call return what run() returns" in said
 
-    def test_a_function_that_fails_or_should(self, consume, message, order):
-        said = message(partial(consume, order, function=fail))
+    def test_a_function_that_fails_or_should(self, consume, message):
+        said = message(partial(consume, function=fail))
         assert "the first call raised ZeroDivisionError('division by zero'), not a result" in said
-        said = message(partial(consume, order), raises=LookupError)
+        said = message(consume, raises=LookupError)
         assert "the first call returned {'id': 1}, not LookupError" in said
 
-    def test_a_duplicate_that_is_swallowed(self, consume, message, order):
+    def test_a_duplicate_that_is_swallowed(self, consume, message):
         def call():
             try:
-                return consume(order)
+                return consume()
             except RequestInProgress:
                 return None
 
