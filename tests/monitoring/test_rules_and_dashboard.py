@@ -1,5 +1,6 @@
 """The alert rules and the dashboard: well formed, and only about what is exported."""
 
+import itertools
 import json
 import re
 import shutil
@@ -41,7 +42,7 @@ def exported(world):
     export_metrics(world.app, registry=registry)
     labels = {each.name: {"operation", "state"} for each in RecordsCollector(world.app).collect()}
     for collector, names in registry._collector_to_names.items():
-        labels.update({name: set(collector._labelnames) for name in names})
+        labels |= {name: set(collector._labelnames) for name in names}
     return labels
 
 
@@ -108,14 +109,14 @@ def test_grafana_can_import_the_dashboard():
     assert DASHBOARD["schemaVersion"] >= 36
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     assert variables == {"datasource", "job", "operation"}
-    cells = set()
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        columns = range(place["x"], place["x"] + place["w"])
-        covered = {(x, place["y"] + y) for x in columns for y in range(place["h"])}
-        assert max(columns) < 24
-        assert not covered & cells, f"{panel['title']} lies on another panel"
-        cells |= covered
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    covered = [
+        (place["x"] + x, place["y"] + y)
+        for place in places
+        for x, y in itertools.product(range(place["w"]), range(place["h"]))
+    ]
+    assert len(covered) == len(set(covered)), "no panel lies on another"
     for panel in PANELS:
         assert panel["description"], panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"

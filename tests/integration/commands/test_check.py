@@ -18,20 +18,10 @@ from redis.retry import Retry
 
 import servers
 from flask_idempotency import Idempotency, idempotent
-from flask_idempotency.web.routes import app_state
 from tests.integration.commands.running import build, build_console, findings, not_ok, once, runner
 from tests.sessions import factory_of
 
 FAILED, ADVICE = "FAILED", "advice"
-
-
-def test_it_passes_a_healthy_application_and_leaves_nothing(world, run, redis_server):
-    with redis.Redis.from_url(redis_server.url) as client:
-        result = run("check")
-        assert client.keys() == []
-    assert not not_ok(result)
-    assert findings(result)["Redis"] == "ok"
-    assert world.records() == []
 
 
 REFUSES = """create function refuse() returns trigger language plpgsql as
@@ -100,16 +90,11 @@ def test_missing_rights_are_named(world, stranger):
     assert not_ok(result) == {"deletion": FAILED}, "no purge could"
 
 
-def test_a_standby_is_named():
-    # In recovery without a primary: it takes no writes, like any standby.
-    with servers.Postgres(fsync=False) as server:
-        app = build(server.url)
-        assert once(app, "create-table").exit_code == 0
-        server.stop()
-        (server.data / "standby.signal").touch()
-        server.start()
-        result = once(app, "check")
-        purge = once(app, "purge")
+def test_a_database_that_takes_no_writes_is_named(world):
+    uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    database = sa.make_url(uri).database
+    world.sql(f"alter database {database} set default_transaction_read_only = on")
+    result, purge = once(build(uri), "check"), once(build(uri), "purge")
     assert not_ok(result) == {"claim": FAILED}
     assert "a primary that takes writes" in result.output
     assert (purge.exit_code, purge.output[:13]) == (1, "Error: cannot")
@@ -123,24 +108,6 @@ def test_a_session_that_does_not_join_is_named(world, run):
     factory_of(world.app, world.db).class_ = Stubborn
     assert not_ok(run("check")) == {"db.session": FAILED}
     assert world.records() == []
-
-
-def test_our_own_connections_are_made_ready_by_what_listens_for_a_check_out(world, stranger):
-    app = build(stranger)
-    owner = world.sql("select current_user")[0][0]
-    world.sql(f"alter role {stranger.username} noinherit")
-    world.sql(f"grant {owner} to {stranger.username}")
-
-    def checked_out(driver: Any, _record: Any, _proxy: Any) -> None:
-        with driver.cursor() as cursor:
-            cursor.execute(f"set role {owner}")
-        driver.commit()
-
-    with app.app_context():
-        sa.event.listen(app.extensions["sqlalchemy"].engine, "checkout", checked_out)
-    assert not_ok(once(app, "check")) == {}
-    with app.app_context():
-        app_state(app).records.messages.engine.dispose()
 
 
 @pytest.mark.parametrize("name", ["connect", "checkout"])
@@ -199,50 +166,46 @@ class TestOfRedis:
         assert advice in result.output
 
 
-class Shop:
-    """An application whose routes a test adds."""
+@pytest.fixture
+def make_shop(tmp_path: Any) -> Callable[..., Any]:
+    """Makes an application, which has a function that adds a route to it."""
 
-    def __init__(self, uri: str, **config: Any) -> None:
-        self.app = build(uri, **{"IDEMPOTENCY_STORE": "sql", **config})
-        self.protect = Idempotency().protect
-        runner(self.app)("create-table")
+    def make(**config: Any) -> Any:
+        app: Any = build(f"sqlite:///{tmp_path}/shop.db", **{"IDEMPOTENCY_STORE": "sql", **config})
+        app.add, app.protect = partial(add, app), Idempotency().protect
+        runner(app)("create-table")
+        return app
 
-    def add(self, endpoint: str, view: Any, *methods: str, target: Any = None) -> None:
-        methods = methods or ("POST",)
-        (target or self.app).add_url_rule(f"/{endpoint}", endpoint, view, methods=list(methods))
+    return make
 
-    def check(self, subject: str) -> tuple[dict[str, str], str]:
-        """What was not ok, and the line of a subject with its remedy."""
-        result = once(self.app, "check")
-        said = re.search(rf"^\w+ +{subject} +(\S.*(?:\n +-> .+)?)$", result.output, re.MULTILINE)
-        return not_ok(result), " ".join(said[1].split())
+
+def add(target: Any, endpoint: str, view: Any, *methods: str) -> None:
+    target.add_url_rule(f"/{endpoint}", endpoint, view, methods=methods or ("POST",))
+
+
+def said(app: Any, subject: str) -> tuple[dict[str, str], str]:
+    """What `check` found that was not ok, and its line of a subject with the remedy."""
+    result = once(app, "check")
+    line = re.search(rf"^\w+ +{subject} +(\S.*(?:\n +-> .+)?)$", result.output, re.MULTILINE)
+    return not_ok(result), " ".join(line[1].split())
 
 
 @pytest.fixture
-def make_shop(tmp_path: Any) -> Callable[..., Shop]:
-    return partial(Shop, f"sqlite:///{tmp_path}/shop.db")
-
-
-@pytest.fixture
-def shop(make_shop: Callable[..., Shop]) -> Shop:
+def shop(make_shop: Callable[..., Any]) -> Any:
     return make_shop()
 
 
 def view() -> Any:
-    """A view; a lambda around it is another one, which nothing protects."""
     return {}, 201
 
 
+def bare() -> Any:
+    """A view that nothing protects: another function each time."""
+    return lambda: ({}, 201)
+
+
 class Both(MethodView):
-    @idempotent
-    def post(self) -> Any:
-        return {}, 201
-
-    def patch(self) -> Any:
-        return {}, 201
-
-    def put(self) -> Any:
-        return {}, 201
+    post, patch, put = (staticmethod(each) for each in (idempotent(view), view, view))
 
 
 class Dispatched(View):
@@ -261,67 +224,65 @@ class TestOfRoutes:
     def test_they_are_counted_and_those_that_are_not_protected_named(self, shop):
         api = Blueprint("api", __name__)
         shop.protect(api)
-        shop.add("a", lambda: view(), target=api)  # noqa: PLW0108 -- another function
-        shop.app.register_blueprint(api)
+        add(api, "a", bare())
+        shop.register_blueprint(api)
         shop.add("b", idempotent(view), "POST", "PUT")
-        shop.add("c", lambda: view(), "GET", "PUT")  # noqa: PLW0108 -- the same
-        shop.add("\x1b[31mred\u202e", lambda: view())  # noqa: PLW0108 -- the same
-        shop.add("read", lambda: view(), "GET")  # noqa: PLW0108 -- the same
-        shop.app.add_url_rule("/both", view_func=Both.as_view("both"))
+        shop.add("c", bare(), "GET", "PUT")
+        shop.add("\x1b[31mred\u202e", bare())
+        shop.add("read", bare(), "GET")
+        shop.add_url_rule("/both", view_func=Both.as_view("both"))
         shop.add("dispatched", Dispatched.as_view("dispatched"))
-        shop.add("hidden", lambda: idempotent(lambda: view())())  # noqa: PLW0108 -- the same
-        build_console(shop.app)
-        wrong, said = shop.check("routes")
-        assert wrong == {}
+        shop.add("hidden", lambda: idempotent(bare())())  # noqa: PLW0108 -- made in each request
+        build_console(shop)
         counted = "4 of 7 endpoints that change something are protected; not protected: "
-        assert said == rf"{counted}\x1b[31mred\u202e, both (PATCH, PUT), c, hidden"
-        assert "\x1b" not in once(shop.app, "check", "--json").output
+        assert said(shop, "routes") == (
+            {},
+            rf"{counted}\x1b[31mred\u202e, both (PATCH, PUT), c, hidden",
+        )
+        assert "\x1b" not in once(shop, "check", "--json").output
 
     @pytest.mark.parametrize("protect", [None, {}, {"skip": lambda _request: True}])
     def test_a_decorator_above_its_route_is_misplaced(self, shop, protect):
         if protect is not None:
-            shop.protect(shop.app, **protect)
-        shop.add("misplaced", alone := lambda: ({}, 201))
+            shop.protect(shop, **protect)
+        shop.add("misplaced", alone := bare())
         idempotent(alone)
-        wrong, said = shop.check("route")
+        wrong, text = said(shop, "route")
         assert wrong == {"route": FAILED}
-        assert "the view of the endpoint 'misplaced', is not protected by its @idempotent" in said
+        assert "the view of the endpoint 'misplaced', is not protected by its @idempotent" in text
 
     def test_a_class_that_protects_its_dispatch_is_not_misplaced(self, shop):
-        shop.protect(shop.app)
+        shop.protect(shop)
         shop.add("pay", Dispatched.as_view("pay"))
-        assert shop.check("routes") == ({}, "1 of 1 endpoints that change something are protected")
+        every = "1 of 1 endpoints that change something are protected"
+        assert said(shop, "routes") == ({}, every)
 
     def test_the_options_of_protect_are_looked_at(self, shop):
-        api = Blueprint("api", __name__)
-        shop.protect(api, other_binds=["logs"])
+        shop.protect(shop, other_binds=["logs"])
         for endpoint in "a", "b":
-            shop.add(endpoint, lambda: view(), target=api)  # noqa: PLW0108 -- the same
-        shop.app.register_blueprint(api)
-        wrong, said = shop.check("route")
-        assert (wrong, "other_binds names 'logs'" in said) == ({"route": FAILED}, True)
+            shop.add(endpoint, bare())
+        wrong, text = said(shop, "route")
+        assert (wrong, "other_binds names 'logs'" in text) == ({"route": FAILED}, True)
 
     def test_a_store_without_transactions_is_missed(self, make_shop, redis_server):
         redis_only = {"IDEMPOTENCY_STORE": "redis", "IDEMPOTENCY_REDIS_PREFIX": "shop:"}
         shop = make_shop(**redis_only, IDEMPOTENCY_REDIS_URL=redis_server.url)
         shop.add("pay", idempotent(view))
         shop.add("send", idempotent(atomic=False)(view))
-        wrong, said = shop.check("route")
+        wrong, text = said(shop, "route")
         assert wrong["route"] == FAILED
-        assert said.startswith("pay is atomic, which the store 'redis' cannot be")
+        assert text.startswith("pay is atomic, which the store 'redis' cannot be")
 
     def test_it_says_whose_keys_they_are(self, shop, make_shop):
-        assert shop.check("scope") == ({}, "one tenant")
-        LoginManager(shop.app)
-        wrong, said = shop.check("scope")
-        assert (wrong, "Flask-Login" in said) == ({"scope": ADVICE}, True)
+        assert said(shop, "scope") == ({}, "one tenant")
+        LoginManager(shop)
+        wrong, text = said(shop, "scope")
+        assert (wrong, "Flask-Login" in text) == ({"scope": ADVICE}, True)
         shop = make_shop(scope=tenant)
         shop.add("pay", idempotent(view))
-        assert shop.check("scope") == ({}, f"asked of {__name__}.tenant")
+        assert said(shop, "scope") == ({}, f"asked of {__name__}.tenant")
         shop.add("hook", idempotent(scope=None)(view))
-        assert shop.check("scope") == ({}, f"asked of {__name__}.tenant; one tenant at hook")
+        assert said(shop, "scope") == ({}, f"asked of {__name__}.tenant; one tenant at hook")
 
     def test_it_says_that_all_is_switched_off(self, make_shop):
-        shop = make_shop(IDEMPOTENCY_ENABLED=False)
-        shop.add("pay", idempotent(view))
-        assert shop.check("routes")[0] == {"routes": ADVICE}
+        assert said(make_shop(IDEMPOTENCY_ENABLED=False), "routes")[0] == {"routes": ADVICE}

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import ConfigurationError, Idempotency
 from tests.drivers import EACH
 from tests.integration.commands.purging import outside
 from tests.integration.commands.running import build, build_console, not_ok, once, runner
@@ -97,8 +95,8 @@ def test_of_several_processes_one_creates_and_the_others_find_it_done(world, bac
         assert waiting.result(10) == []
 
 
-@pytest.mark.parametrize("name", ["t" * 50, "T" * 49, "order"])
-def test_the_longest_name_and_one_that_must_be_quoted_serve_a_table(make_world, add_view, name):
+def test_a_name_that_must_be_quoted_serves_a_table(make_world, add_view):
+    name = "order"
     db = SQLAlchemy()
     db.create_all = lambda: None
     world = make_world(db=db, IDEMPOTENCY_TABLE=name)
@@ -110,16 +108,6 @@ def test_the_longest_name_and_one_that_must_be_quoted_serve_a_table(make_world, 
     assert world.count(f'"{name}"') == world.count() == 1
     assert run("create-table").output == f"{name}: {NOTHING}"
     assert not not_ok(run("check"))
-
-
-def test_a_table_that_was_reflected_before_the_extension_was_set_up_is_refused(world):
-    app, db = Flask("another"), SQLAlchemy()
-    app.config["SQLALCHEMY_DATABASE_URI"] = world.app.config["SQLALCHEMY_DATABASE_URI"]
-    db.init_app(app)
-    with app.app_context():
-        db.reflect()
-    with pytest.raises(ConfigurationError, match=r"db.reflect\(\) .* after idempotency.init_app\(\)"):
-        Idempotency(app, db, scope=None)
 
 
 class TestWhileItIsLocked:
@@ -140,17 +128,14 @@ class TestWhileItIsLocked:
         with outside(world) as migration:
             migration.execute("lock table idempotency_record")
             for command in (
-                "list", "list --state interrupted", "list --operation pay",
-                "list --scope alice", "list --key k --operation pay", "show 12345678",
-                "release 12345678 --why known",
-                "resolve 12345678 --status 200 --why known --yes", "forget --scope alice --yes",
-                "purge", "create-table", "check",
+                "list", "list --key k --operation pay", "show 12345678", "release 12345678 --why known",
+                "forget --scope alice --yes", "purge", "create-table", "check",
             ):  # fmt: skip
                 result = run(*command.split())
                 assert (command, result.exit_code) == (command, 1)
                 assert self.GAVE_UP in result.output
             assert "that no migration holds the table" in result.output
-            for page in "", "records", "records?state=interrupted", "records/12345678":
+            for page in "", "records", "records/12345678":
                 response = world.app.test_client().get(f"/operations/{page}")
                 assert (response.status_code, self.GAVE_UP in response.text) == (503, True)
 

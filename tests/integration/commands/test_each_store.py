@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -14,10 +13,12 @@ import redis
 import sqlalchemy as sa
 
 import servers
-from flask_idempotency import current_operation
+from flask_idempotency import current_operation, idempotent
 from tests.contract.in_redis import rewrite
-from tests.integration.commands.running import ANSWER, findings, not_ok
+from tests.drivers import EACH
+from tests.integration.commands.running import ANSWER, build, findings, not_ok, once
 from tests.integration.commands.shop import KEY, Shop
+from tests.killed import Killed
 
 GIVEN = ["--status=201", '--body={"paid": 1}', "--header=X-A: b"]
 VERBS: dict[str, list[str]] = {
@@ -42,7 +43,11 @@ STATES = {
 """The state in which a view of the shop leaves its record."""
 
 
-@pytest.fixture(params=["postgres", "sql", "redis"], scope="module")
+STORES = ["postgres", "sql", "redis"]
+PAST = "'2000-01-01 00:00:00.000'"
+
+
+@pytest.fixture(params=STORES, scope="module")
 def store(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -53,14 +58,8 @@ def on(*stores: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Any:
-    """What the log has heard of operators since it was asked last."""
-
-    def logged() -> list[str]:
-        lines = [each.getMessage() for each in caplog.records if hasattr(each, "did")]
-        caplog.clear()
-        return lines
-
-    return logged
+    """What the log has heard of operators."""
+    return lambda: [each.getMessage() for each in caplog.records if hasattr(each, "did")]
 
 
 def meanwhile(shop: Shop, name: str, does: Any) -> None:
@@ -145,30 +144,22 @@ def test_a_scope_is_listed_and_erased_except_what_runs_or_waits(shop, logged):
         of_ok = ["--scope", "alice", "--operation", "ok"]
         assert len(shop.rows("list", *of_ok)) == 1
         assert shop.rows("list", *of_ok, "--state", "failed", code=1) == []
-        assert shop.rows("list", "--scope", "nobody", code=1) == []
         nothing = dict.fromkeys(("erased", "in_progress", "interrupted", "failed"), 0)
         assert shop.rows("forget", "--scope", "nobody", "--yes", code=1) == [nothing]
         assert shop.rows("forget", *of_ok, "--yes")[0]["erased"] == 1
         rest = {"erased": 3, "in_progress": 1, "interrupted": 1, "failed": 1}
         assert shop.rows("forget", "--scope", "alice", "--yes") == [rest]
-        admin = shop.app.extensions["idempotency"].records.admin()
-        every = admin.lines(9)
-        gone = replace(every[0], hash=bytes(23))
-        assert sum(map(admin.erase, [*every, gone])) == 1, (
-            "what was counted, and runs or waits since, is left"
-        )
-        me = getpass.getuser()
-        assert [line.partition("records ")[2] for line in logged()] == [
-            f"{count}, origin cli, by {me}" for count in (1, 3)
-        ]
+        by = f"origin cli, by {getpass.getuser()}"
+        told = [line.partition("records ")[2] for line in logged()]
+        assert told == [f"1, {by}", f"3, {by}"]
 
     shop.post("ok", user="bob")
-    for name in STATES:
-        if name != "slow":
-            shop.post(name)
+    for name in STATES.keys() - {"slow"}:
+        shop.post(name)
     meanwhile(shop, "slow", forget)
-    left = [(line["operation"], line["state"]) for line in shop.rows("list")]
-    assert set(left) == {("order", "interrupted"), ("half", "failed"), ("slow", "completed")}
+    left = {(line["operation"], line["state"]) for line in shop.rows("list")}
+    waiting, of_bob = {("order", "interrupted"), ("half", "failed")}, ("ok", "completed")
+    assert left == waiting | {("slow", "completed"), of_bob}
 
 
 def test_show_tells_how_far_it_came_and_what_was_decided_before(shop):
@@ -183,17 +174,14 @@ def test_show_tells_how_far_it_came_and_what_was_decided_before(shop):
     assert values == [None, None, None, None, False], "what is interrupted does not expire"
     assert (step["name"], step["attempt"], json.loads(step["result"])) == ("charge", 1, ANSWER)
     assert line["created"] <= step["finished"]
-    shop.deadly = {1, 2, 3, 4}
-    for why in "1", "2", "3":
+    shop.deadly = {1, 2}
+    for why in "1", "2":
         shop.run("release", digits, "--why", why)
         assert shop.show(digits)["completed"] is None
         shop.post("order")
-    shop.run("release", "--fail", digits, "--why", "4")
-    assert [entry["why"] for entry in shop.show(digits)["audit"]] == ["1", "2", "3", "4"]
-    shop.run("release", digits, "--why", "5")
-    assert shop.post("order").json == {"attempt": 5}
     line = shop.show(digits)
-    assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 5)
+    assert [entry["why"] for entry in line["audit"]] == ["1", "2"]
+    assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 3)
     assert line["created"] <= line["completed"] < line["expires"]
 
 
@@ -205,30 +193,114 @@ def test_what_is_released_as_not_done_has_the_age_of_a_first_attempt_again(shop)
         assert (shop.show(digits)["created"] > before) is is_younger
 
 
-def die_again(shop: Shop, digits: str) -> None:
+@on("postgres")
+def test_what_was_released_is_open_as_long_as_a_provider_knows_its_key(shop, assert_problem):
+    """Counted from the first call. What is older needs a look into the provider's books."""
+    digits = shop.begun("order")
+    release = ["release", digits, "--why=asked"]
+
+    def grow_old() -> None:
+        shop.sql("update idempotency_record set created_at = now() - interval '25 hours'")
+        assert_problem(shop.post("order"), 409, "operation-interrupted")
+
+    assert shop.run(*release).exit_code == 0
+    shop.sql("update idempotency_record set completed_at = now() - interval '2 hours'")
+    grow_old()
+    result = shop.run(*release)
+    assert result.exit_code == 1
+    assert f"{digits} began 1 d 1 h ago, and its ttl is 1 d" in result.output
+    assert "say so (--not-done); otherwise do the rest by hand, and resolve" in result.output
+    shown = " ".join(shop.run("show", digits).output.split())
+    assert "say so (--not-done)" in shown, "a plain release would be refused"
+    assert "recognises the key" not in shown
+    assert shop.run(*release, "--not-done").exit_code == 0
+    grow_old()
+    assert shop.run(*release, "--fail").exit_code == 0, "it may be failed, however old it is"
+    assert shop.post("order").status_code == 500
+    assert shop.run(*release, "--not-done").exit_code == 0
+    assert shop.post("order").json == {"attempt": 2}
+
+
+@on("postgres", "sql")
+def test_what_was_released_waits_until_it_has_ended(shop):
+    """A decision is not the end: if the client never comes back, somebody must hear of it."""
+    digits = shop.begun("order")
+    assert shop.run("release", "--not-done", "--why=asked", digits).exit_code == 0
+    shop.sql(f"update idempotency_record set expires_at = {PAST}, lease_expires_at = {PAST}")
+    assert shop.run("purge").output == "0 expired records deleted\n"
+    assert "interrupted" in shop.run("list").output
+    assert shop.post("order").json == {"attempt": 2}
+
+
+def dies_again(shop: Shop, digits: str) -> None:
     """Somebody releases it; the client's retry charges again, and is killed, too."""
     shop.deadly = {1, 2}
     assert shop.run("release", "--why=asked", digits).exit_code == 0
     assert shop.post("order") is None
 
 
-def fail(shop: Shop, digits: str) -> None:
+def is_failed(shop: Shop, digits: str) -> None:
     assert shop.run("release", "--why=asked", "--fail", digits).exit_code == 0
 
 
+def is_renewed(shop: Shop, _digits: str) -> None:
+    """The worker was alive after all, went on, and was killed only then."""
+    shop.sql(f"update idempotency_record set lease_expires_at = {PAST}")
+
+
 @pytest.mark.parametrize(
-    ("does", "state"),
-    [(die_again, "interrupted now, in attempt 2"), (fail, "failed now, in attempt 1")],
+    ("store", "meanwhile", "state"),
+    [
+        *((store, dies_again, "interrupted now, in attempt 2") for store in STORES),
+        *((store, is_failed, "failed now, in attempt 1") for store in STORES),
+        *((store, is_renewed, "interrupted now, in attempt 1") for store in ("postgres", "sql")),
+    ],
+    indirect=["store"],
 )
-def test_who_has_not_seen_the_last_version_decides_nothing(shop, monkeypatch, does, state):
+def test_who_has_not_seen_the_last_version_decides_nothing(shop, monkeypatch, meanwhile, state):
     digits = shop.begun("order")
-    monkeypatch.setattr(click, "confirm", lambda *_, **__: does(shop, digits))
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: meanwhile(shop, digits))
     result = shop.run("resolve", *GIVEN, "--why=asked", digits)
     assert result.exit_code == 1
     assert f"{digits} is {state}. That is not what you have seen" in result.output
     found = shop.show(digits)
     assert found["status"] != 201
     assert "resolved" not in [entry["did"] for entry in found["audit"]]
+
+
+@on("postgres")
+def test_what_somebody_works_on_is_left_alone(shop, logged):
+    digits = shop.begun("order")
+    resolve = ["resolve", digits, *GIVEN, "--why=asked", "--yes"]
+    with shop.app.app_context(), shop.db.engine.begin() as other:
+        other.exec_driver_sql("select 1 from idempotency_record for update")
+        result = shop.run(*resolve)
+    assert (result.exit_code, f"{digits} was in use just now" in result.output) == (1, True)
+    assert logged() == []
+    assert shop.run(*resolve).exit_code == 0
+
+
+@EACH
+@on("postgres")
+@pytest.mark.parametrize(("usual", "used"), [("off", "on"), ("remote_apply", "remote_apply")])
+def test_a_decision_waits_for_the_disk(world, pay, usual, used):
+    def die() -> None:
+        raise Killed
+
+    world.app.view_functions["pay"] = idempotent(atomic=False)(die)
+    with pytest.raises(Killed):
+        pay()
+    world.sql(
+        "create table commits as select '' as how where false;"
+        " create function note() returns trigger language plpgsql as $$ begin"
+        " insert into commits select current_setting('synchronous_commit'); return new; end $$;"
+        " create trigger note before update on idempotency_record for each row execute function note()"
+    )
+    uri = sa.make_url(world.app.config["SQLALCHEMY_DATABASE_URI"])
+    world.sql(f"alter database {uri.database} set synchronous_commit = {usual}")
+    digits = world.records()[0].key[:4].hex()
+    result = once(build(uri), "resolve", digits, *GIVEN, "--why=asked", "--yes")
+    assert (result.exit_code, world.sql("select how from commits")) == (0, [(used,)])
 
 
 def test_the_record_of_a_key_is_erased_only_as_it_was_shown(shop, monkeypatch):
@@ -314,8 +386,7 @@ def test_list_shows_the_newest_first_counts_all_and_says_what_waits(shop, store)
     assert text[7] == "waiting for a purge: 0"
     assert "there are more" not in shop.run("list", "--limit", "7").output
     if store != "redis":
-        shop.sql("update idempotency_record set expires_at = '2000-01-01 00:00:00.000'"
-                 " where name <> 'half'")  # fmt: skip
+        shop.sql(f"update idempotency_record set expires_at = {PAST} where name <> 'half'")
         expired = {line["operation"] for line in shop.rows("list") if line["expired"]}
         assert expired - {"seen"} == {"wrong", "ok", "free", "slow"}, "what waits does not expire"
         assert "waiting for a purge: 4, the oldest for " in shop.run("list").output
@@ -358,57 +429,43 @@ def test_check_counts_what_is_encrypted_by_key_and_misses_keys(
     shop, store, tmp_path_factory, redis_server
 ):
     """Whoever takes a key away must know whether anything is left under it, steps included."""
-    uri, folder = shop.app.config["SQLALCHEMY_DATABASE_URI"], tmp_path_factory.mktemp("sealed")
-    prefix = shop.app.config["IDEMPOTENCY_REDIS_PREFIX"]
+    folder, newest = (
+        tmp_path_factory.mktemp("sealed"),
+        "ok responses and steps under each key, newest first",
+    )
 
     def with_keys(*keys: bytes) -> Shop:
+        prefix = shop.app.config["IDEMPOTENCY_REDIS_PREFIX"]
         config = {"IDEMPOTENCY_ENCRYPTION_KEYS": [*keys], "IDEMPOTENCY_REDIS_PREFIX": prefix}
+        uri = shop.app.config["SQLALCHEMY_DATABASE_URI"]
         return Shop(store, folder, redis_server.url, uri, **config)
+
+    def encryption(shop: Shop, *, code: int = 0) -> str:
+        found = {each["subject"]: each for each in shop.rows("check", code=code)}
+        return f"{found['encryption']['level']} {found['encryption']['text']}"
 
     old, new = bytes(32), b"k" * 32
     first, second, both = with_keys(old), with_keys(new), with_keys(new, old)
-
-    def encryption(shop: Shop) -> str:
-        found = {each["subject"]: each for each in shop.rows("check", code=shop_fails)}
-        return f"{found['encryption']['level']} {found['encryption']['text']}"
-
-    shop_fails = 0
-    assert "encryption" not in findings(shop.run("check"))
-    for key in "a", "b":
-        first.post("ok", key)
-    second.post("ok", "c")
-    first.post("order")
-    newest = "ok responses and steps under each key, newest first"
+    for each, name, key in (
+        (first, "ok", "a"),
+        (first, "ok", "b"),
+        (second, "ok", "c"),
+        (first, "order", "d"),
+    ):
+        each.post(name, key)
     assert encryption(both).startswith(f"{newest}: 1, 3 (")
-    shop_fails = 1
     for without, count in ((second, 3), (first, 1), (shop, 4)):
         lost = f"{count} responses or steps are encrypted under a key that this process does not have"
-        assert encryption(without) == f"FAILED {lost}"
+        assert encryption(without, code=1) == f"FAILED {lost}"
     if store != "redis":
-        shop.sql("update idempotency_record set expires_at = '2000-01-01 00:00:00.000'")
-        shop_fails = 0
+        shop.sql(f"update idempotency_record set expires_at = {PAST}")
         assert encryption(both).startswith(f"{newest}: 0, 1 ("), "no retry needs what has expired"
     shop.begin()
     shop.post("ok", "plain")
-    result = first.run("check")
-    assert findings(result)["encryption"] == "FAILED"
-    assert "1 responses or steps are not encrypted, so retries get 500" in result.output
-    assert "IDEMPOTENCY_ACCEPT_UNSEALED" in result.output
+    plain = "FAILED 1 responses or steps are not encrypted, so retries get 500"
+    assert encryption(first, code=1) == plain
     for each in first, second, both:
         each.close()
-
-
-@on("sql")
-def test_a_locked_sqlite_file_is_said_in_one_line(shop):
-    digits = shop.begun("order")
-    with shop.app.app_context(), shop.db.engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
-    engine = sa.create_engine(shop.app.config["SQLALCHEMY_DATABASE_URI"])
-    with engine.connect() as other:
-        other.exec_driver_sql("BEGIN IMMEDIATE")
-        result = shop.run("release", "--why=asked", digits)
-    engine.dispose()
-    assert (result.exit_code, result.output) == (1, "Error: database is locked\n")
 
 
 @on("redis")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -17,25 +16,23 @@ KEPT = '{"at": "2099-01-01 00:00:00.000000", "by": "ada", "did": "released", "wh
 
 ODD_ENTRIES = [
     "7",
-    "[]",
     "null",
     DIGITS,
     '{"at": "x", "by": "b", "did": null, "why": []}',
     '{"at": 1e400, "by": 1e400, "did": 1e400, "why": 1e400}',
-    '{"at": 1e400, "by": "b", "did": "c", "why": "d"}',
     f'{{"at": {DIGITS}, "by": "b", "did": "c", "why": "d"}}',
     r'{"at": "x", "by": "\ud800", "did": "c", "why": "\u0000"}',
 ]
 IN_BOTH = [
     *(("audit", f"'[{entry}, {KEPT}]'") for entry in ODD_ENTRIES),
-    *(("audit", value) for value in ("'{}'", "'7'", "'null'", f"'{DEEP}'")),
+    *(("audit", value) for value in ("'{}'", "'7'", f"'{DEEP}'")),
     ("headers", f"'{DEEP}'"),
     ("lease_expires_at", "'infinity'"),
 ]
 STRANGE = {
     "postgres": [
         *IN_BOTH,
-        *(("lease_expires_at", f"'{time}'") for time in ("-infinity", "294276-12-31", "4713-01-01 BC")),
+        *(("lease_expires_at", f"'{time}'") for time in ("-infinity", "4713-01-01 BC")),
         ("expires_at", "'200000-01-01'"),
         ("completed_at", "'0044-01-01 BC'"),
         ("created_at", "'infinity'"),
@@ -90,10 +87,8 @@ def test_a_strange_record_is_shown_and_hides_no_other(shop, store, forge):
             assert value.strip("'")[:4] in result.stdout, said
         for path in "/", "/records?limit=9", f"/records/{digits}":
             response = shop.page(path)
-            assert (response.status_code, "long" in response.text or digits in response.text) == (
-                200,
-                True,
-            ), said
+            assert response.status_code == 200, said
+            assert "long" in response.text or digits in response.text, said
 
 
 def test_what_cannot_be_read_is_not_decided_about_and_says_why(shop, store, forge):
@@ -108,9 +103,3 @@ def test_what_cannot_be_read_is_not_decided_about_and_says_why(shop, store, forg
         form = {"status": "200", "body": "{}", "content_type": "", "why": "it was paid"}
         response = shop.page(path, seen=seen, **form)
         assert (response.status_code, WHY in response.text) == (409, True)
-
-
-def test_what_cannot_be_the_name_of_an_operation_is_told_so_on_a_page(shop):
-    for operation in "\0", "other\0", "x" * 256:
-        response = shop.page(f"/records?operation={quote(operation)}")
-        assert (response.status_code, "no operation is named so" in response.text) == (404, True)

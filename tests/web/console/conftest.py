@@ -7,9 +7,6 @@ from flask import request
 
 from flask_idempotency import current_operation, idempotent
 
-INVISIBLE = "\u115f", "\u1160", "\u2800", "\u3164", "\uffa0", "\u034f", "\ufe0f"
-"""Characters that Python calls printable, and of which nothing can be seen."""
-
 
 @pytest.fixture
 def store(request):
@@ -72,12 +69,6 @@ def text_of(response):
 @pytest.fixture
 def browser(world):
     return Browser(world.app, "ada")
-
-
-@pytest.fixture
-def bob(world):
-    """Another operator."""
-    return Browser(world.app, "bob")
 
 
 @pytest.fixture

@@ -6,23 +6,13 @@ from flask_wtf import CSRFProtect
 
 from flask_idempotency import ConfigurationError, Idempotency
 
-from .conftest import INVISIBLE
-
 DIGITS = "0123456789abcdef"
 OURS = {"Sec-Fetch-Site": "same-origin"}
 SOUGHT = {"data": {"digits": DIGITS}, "headers": OURS}
 
 
-@pytest.fixture
-def client_of(make_world):
-    """A client of a console with another ``authorize``."""
-
-    def client_of(authorize, **config):
-        world = make_world(**config)
-        world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
-        return world.client
-
-    return client_of
+INVISIBLE = "\u115f", "\u1160", "\u2800", "\u3164", "\uffa0", "\u034f", "\ufe0f"
+"""Characters that Python calls printable, and of which nothing can be seen."""
 
 
 def test_nobody_gets_in_without_being_authorized(world):
@@ -40,30 +30,27 @@ def test_nobody_gets_in_without_being_authorized(world):
             assert "Set-Cookie" not in response.headers
 
 
-def test_false_none_and_no_text_refuse(client_of):
-    nobodies = [False, None, "", " \t", "\u200b", "\0", "\n\u2028", *INVISIBLE]
-    client = client_of(lambda: nobodies[-1])
-    while nobodies:
-        assert client.get("/operations/").status_code == 403, repr(nobodies[-1])
-        nobodies.pop()
+def test_what_authorize_returns_lets_in_refuses_or_is_sent_as_it_is(make_world):
+    world, found = make_world(TESTING=True), []
+    authorize = lambda: abort(401) if found[-1] == "abort" else found[-1]  # noqa: E731
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
 
+    def get(returned):
+        found.append(returned)
+        return world.client.get("/operations/")
 
-def test_a_response_of_authorize_is_sent_as_it_is(client_of):
+    for nobody in False, None, "", " \t", "\u200b", "\0", "\n\u2028", *INVISIBLE:
+        assert get(nobody).status_code == 403, repr(nobody)
+    for strange in ("no", 401), 1, {"error": "no"}, object():
+        with pytest.raises(ConfigurationError, match="authorize returned a"):
+            get(strange)
     theirs = {"Content-Security-Policy": "default-src 'self'", "Cache-Control": "private"}
-    page = Response("<h1>Sign in</h1>", headers=theirs)
-    headers = client_of(lambda: page).get("/operations/").headers
+    headers = get(Response("<h1>Sign in</h1>", headers=theirs)).headers
     assert {name: headers[name] for name in theirs} == theirs
     assert "X-Frame-Options" not in headers
-    assert client_of(lambda: redirect("/sign-in")).get("/operations/").location == "/sign-in"
-    assert client_of(lambda: abort(401)).get("/operations/").status_code == 401
-
-
-def test_what_only_looks_true_lets_nobody_in(client_of):
-    strange = [("no", 401), 1, {"error": "no"}, object()]
-    client = client_of(strange.pop, TESTING=True)
-    while strange:
-        with pytest.raises(ConfigurationError, match="authorize returned a"):
-            client.get("/operations/")
+    assert get(redirect("/sign-in")).location == "/sign-in"
+    assert get("abort").status_code == 401
+    assert get("ada").status_code == 200
 
 
 def test_there_is_no_console_without_authorize_or_the_extension():
@@ -75,21 +62,30 @@ def test_there_is_no_console_without_authorize_or_the_extension():
         Flask("other").register_blueprint(Idempotency().console_blueprint(authorize=bool))
 
 
+SAID = {
+    "default-src 'none'": True,
+    "frame-ancestors 'none'": True,
+    "unsafe": False,
+    "script-src": False,
+}
+SENT = {
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "same-origin",
+    "Set-Cookie": None,
+}
+
+
 def test_a_page_needs_nothing_from_elsewhere_and_is_kept_out_of_frames_caches_and_other_sites(
     browser, interrupted
 ):
     for path in "/", "/records", f"/records/{interrupted}", "/records/ffffffff":
         page = browser.get(path)
         policy = page.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert "unsafe" not in policy
-        assert "script-src" not in policy
-        assert page.headers["X-Frame-Options"] == "DENY"
-        assert page.headers["X-Content-Type-Options"] == "nosniff"
-        assert page.headers["Cache-Control"] == "no-store"
-        assert page.headers["Referrer-Policy"] == "same-origin"
-        assert "Set-Cookie" not in page.headers
+        for part, is_there in SAID.items():
+            assert (part in policy) == is_there
+        assert {name: page.headers.get(name) for name in SENT} == SENT
         for forbidden in ("<script", "<style", " style=", "http://", "https://", " onclick", "//cdn"):
             assert forbidden not in page.text
 
@@ -106,9 +102,7 @@ SHOP = "https://shop.example:8443"
         ({}, None, 403),
         ({"Sec-Fetch-Site": "same-site"}, None, 403),
         ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, None, 403),
-        ({"Sec-Fetch-Site": "none"}, None, 403),
         ({"Origin": "https://localhost"}, None, 403),
-        ({"Origin": "http://localhost:8080"}, None, 403),
         ({"Origin": "http://localhost.evil.example"}, None, 403),
         ({"Origin": "null"}, None, 403),
         ({"Origin": "https://shop.example"}, SHOP, 403),

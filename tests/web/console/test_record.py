@@ -7,7 +7,7 @@ import pytest
 
 from flask_idempotency.core.keys import derive_key
 
-from .conftest import INVISIBLE, Browser, text_of
+from .conftest import Browser, text_of
 
 ACTIONS = ["release", "resolve", "fail"]
 
@@ -42,28 +42,27 @@ def test_a_body_is_shown_when_asked_for_and_record_and_log_say_to_whom(
     path = f"/records/{completed}"
     text = browser.text(path)
     assert re.search(r"Response +201, 2\d B", text)
-    assert "Content-Type application/json" in text
-    assert "Release…" not in text
+    assert ("Content-Type application/json" in text, "Release…" in text) == (True, False)
     assert browser.post(f"{path}/body", site="cross-site").status_code == 403
     assert ("canary" in text, "operator shown" in caplog.text, audit()) == (False, False, [])
     browser.get(path)
     assert "&#34;secret&#34;:&#34;canary&#34;" in browser.post(f"{path}/body").text
     [line] = [each for each in caplog.records if hasattr(each, "did")]
     told = f"operator shown: operation pay, id {completed[:8]}, origin console, by ada"
-    assert (line.levelname, line.getMessage()) == ("INFO", told)
-    assert (line.operation, line.by, line.id) == ("pay", "ada", completed[:8])
+    assert (line.levelname, line.operation, line.getMessage()) == ("INFO", "pay", told)
     assert "canary" not in caplog.text
     assert [entry[:2] for entry in audit()] == [("ada", "shown")]
     assert "Shown by ada" in browser.text(path)
 
 
 def test_results_of_steps_are_shown_like_bodies_and_that_hides_no_decision(browser, interrupted, audit):
-    assert "&#34;ok&#34;" not in browser.get(f"/records/{interrupted}").text
-    assert "{&#34;ok&#34;: true}" in browser.post(f"/records/{interrupted}/body").text
+    path = f"/records/{interrupted}"
+    assert "&#34;ok&#34;" not in browser.get(path).text
+    assert "{&#34;ok&#34;: true}" in browser.post(f"{path}/body").text
     browser.act(interrupted, "resolve", status="201", body="{}")
-    browser.post(f"/records/{interrupted}/body")
+    browser.post(f"{path}/body")
     assert [did for _, did, _ in audit()] == ["shown", "resolved", "shown"]
-    assert "Resolved by ada" in browser.text(f"/records/{interrupted}")
+    assert "Resolved by ada" in browser.text(path)
 
 
 @pytest.mark.parametrize("what", ["body", "forget"])
@@ -78,10 +77,8 @@ def test_in_a_record_that_is_in_use_nothing_is_shown_or_erased(world, browser, c
 def test_bodies_and_headers_are_text_whatever_they_are_and_a_long_body_is_cut(
     world, browser, completed
 ):
-    world.sql(
-        """update idempotency_record set headers =
-        '[["X-Note", "<b>x</b>"], ["Set-Cookie", "never sent"]]'"""
-    )
+    headers = '[["X-Note", "<b>x</b>"], ["Set-Cookie", "never sent"]]'
+    world.sql("update idempotency_record set headers = :headers", headers=headers)
     for body, shown in {
         b"</pre><script>alert(1)</script>": "&lt;/pre&gt;&lt;script&gt;alert(1)&lt;/script&gt;",
         b"\xff\xfe\x00 text": "\\xff\\xfe",
@@ -99,46 +96,34 @@ def test_bodies_and_headers_are_text_whatever_they_are_and_a_long_body_is_cut(
 
 
 @pytest.mark.parametrize("config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [bytes(32)]}])
-def test_a_sealed_response_is_opened_by_the_applications_keys_unless_it_was_changed(
-    world, browser, completed
-):
+def test_a_sealed_response_is_opened_by_the_applications_keys(world, browser, completed):
     path = f"/records/{completed}"
     assert "Content-Type application/json" in browser.text(path)
     assert "canary" in browser.post(f"{path}/body").text
-    for change, said in (
-        ("status = 200", "record cannot be read"),
-        ("headers = '[]', body = 'canary'", "is not encrypted"),
-    ):
-        world.sql(f"update idempotency_record set {change}")
-        browser.get()
-        for response in browser.get(path), browser.post(f"{path}/body"):
-            assert response.status_code == 200
-            assert said in response.text
-            assert "canary" not in response.text
+    world.sql("update idempotency_record set headers = '[]', body = 'canary'")
+    browser.get(path)
+    text = browser.post(f"{path}/body").text
+    assert ("is not encrypted" in text, "canary" in text) == (True, False)
 
 
-DECISIONS = {
-    "release": ("released", "", "Released: its next retry runs the view again."),
-    "resolve": ("resolved", ", status 201", "completed"),
-    "fail": ("failed", ", status 500", "Release…"),
-}
-
-
-@pytest.mark.parametrize("action", DECISIONS)
-def test_a_decision_is_noted_shown_and_logged(browser, interrupted, audit, caplog, action):
-    caplog.set_level(logging.WARNING, "flask_idempotency")
-    did, status, shown = DECISIONS[action]
+@pytest.mark.parametrize(
+    ("action", "did", "status", "shown"),
+    [
+        ("release", "released", "", "Released: its next retry runs the view again."),
+        ("resolve", "resolved", ", status 201", "completed"),
+        ("fail", "failed", ", status 500", "Release…"),
+    ],
+)
+def test_a_decision_is_noted_shown_and_logged(
+    browser, interrupted, audit, caplog, action, did, status, shown
+):
     why = "seen at\r\nthe bank"
     response = browser.act(interrupted, action, why=why, status="201", body='{"id": 7}')
     assert (response.status_code, response.location) == (303, f"/operations/records/{interrupted}")
     assert [entry[:2] for entry in audit()] == [("ada", did)]
     assert shown in browser.text(f"/records/{interrupted}")
-    [line] = [each for each in caplog.records if hasattr(each, "did")]
-    assert (line.did, line.operation, line.id) == (did, "charge", interrupted[:8])
-    assert line.getMessage() == (
-        f"operator {did}: operation charge, id {interrupted[:8]}{status}, origin console, by ada,"
-        r" why seen at\r\nthe bank"
-    )
+    told = f"operator {did}: operation charge, id {interrupted[:8]}{status}, origin console, by ada,"
+    assert rf"{told} why seen at\r\nthe bank" in caplog.messages
 
 
 def test_a_record_is_erased_and_the_log_says_by_whom_in_one_line(world, browser, completed, caplog):
@@ -156,10 +141,8 @@ def test_a_record_is_erased_and_the_log_says_by_whom_in_one_line(world, browser,
 
 
 REFUSED = [
-    *((action, {"why": ""}, "Say why") for action in ACTIONS),
-    *(("fail", {"why": why}, "Say why") for why in ("  ", "x" * 501, "\u200b", *INVISIBLE)),
+    *((action, {"why": "\u200b"}, "Say why") for action in ACTIONS),
     *(("resolve", {"status": each}, "from 200 to 599") for each in ("99", "600", "²", "2" * 5000)),
-    ("resolve", {"body": "[" * 1200 + "]" * 1200}, "not JSON"),
     ("resolve", {"body": "{", "why": "so \u200d so"}, "not JSON"),
     ("resolve", {"status": "204"}, "has no body"),
     ("resolve", {"body": ""}, "empty 200"),
@@ -170,12 +153,10 @@ def test_a_form_that_cannot_be_comes_again_with_what_was_filled_in(browser, inte
     for action, fields, said in REFUSED:
         given = {"body": "{}", "why": "looked it up", **fields}
         response = browser.act(interrupted, action, **given)
-        assert response.status_code == 400
-        assert said in text_of(response)
+        assert (response.status_code, said in text_of(response)) == (400, True)
         assert 'aria-invalid="true"' in response.text or 'name="empty"' in response.text
         assert f'value="{given["why"]}"' in response.text
-        if action == "resolve":
-            assert f"{given['body']}</textarea>" in response.text
+        assert action != "resolve" or f"{given['body']}</textarea>" in response.text
     assert audit() == []
 
 
@@ -199,29 +180,23 @@ def test_asking_changes_nothing_and_nothing_is_done_for_another_site(world, brow
     assert world.records() == before
 
 
-SHUT = {
-    "completed": ("", "only what is interrupted or failed can be"),
-    "running": ("lease_expires_at = now() + interval '1 h'", "A worker holds its lease"),
-    "atomic": ("lease_expires_at = null", "it needs nothing: its next retry takes over"),
-    "interrupted": ("", "can be erased"),
-}
-
-
-@pytest.mark.parametrize("what", SHUT)
+@pytest.mark.parametrize(
+    ("lease", "actions", "said"),
+    [
+        ("now() + interval '1 h'", ACTIONS, "A worker holds its lease"),
+        ("null", ACTIONS, "it needs nothing: its next retry takes over"),
+        ("now()", ["forget"], "can be erased"),
+    ],
+)
 def test_what_there_is_nothing_to_decide_about_is_left_alone(
-    world, browser, interrupt, newest, audit, what
+    world, browser, interrupted, audit, lease, actions, said
 ):
-    change, said = SHUT[what]
-    if what == "completed":
-        world.post()
-    digits = newest() if what == "completed" else interrupt()
-    if change:
-        world.sql(f"update idempotency_record set {change}")
-    text = browser.text(f"/records/{digits}")
-    assert ("Release…" in text) == (what == "interrupted")
-    browser.get(f"/records/{digits}/{'forget' if what == 'completed' else 'release'}")
-    for action in ["forget"] if what == "interrupted" else ACTIONS:
-        response = browser.post(f"/records/{digits}/{action}", why="because")
+    world.sql(f"update idempotency_record set lease_expires_at = {lease}")
+    text = browser.text(f"/records/{interrupted}")
+    assert ("Release…" in text) == (actions != ACTIONS)
+    browser.get(f"/records/{interrupted}/release")
+    for action in actions:
+        response = browser.post(f"/records/{interrupted}/{action}", why="because")
         assert response.status_code == 409
         text += text_of(response)
     assert said in text
@@ -232,15 +207,13 @@ def test_what_there_is_nothing_to_decide_about_is_left_alone(
     ("action", "said"),
     [("release", "is interrupted now, in attempt 2"), ("forget", "is completed now")],
 )
-def test_a_page_about_what_was_decides_nothing(world, browser, bob, interrupt, audit, action, said):
-    digits = interrupt()
+def test_a_page_about_what_was_decides_nothing(world, browser, interrupt, audit, action, said):
+    digits, bob = interrupt(), Browser(world.app, "bob")
     if action == "forget":
         browser.act(digits, "fail")
     bob.get(f"/records/{digits}/{action}")
-    if action == "forget":
-        browser.act(digits, "resolve", body="{}")
-    else:
-        browser.act(digits, "release")
+    browser.act(digits, "resolve" if action == "forget" else "release", body="{}")
+    if action == "release":
         interrupt()
     response = bob.post(f"/records/{digits}/{action}", why="nothing there")
     assert (response.status_code, said in response.text) == (409, True)

@@ -6,6 +6,7 @@ Or more: what was read before is in the stream again.
 import functools
 import io
 import itertools
+import secrets
 
 import fakeredis
 import pytest
@@ -15,14 +16,6 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency import Idempotency, idempotent
-
-IN_REDIS = {
-    "SQLALCHEMY_DATABASE_URI": "sqlite://",
-    "IDEMPOTENCY_ENFORCE": False,
-    "IDEMPOTENCY_STORE": "redis",
-    "IDEMPOTENCY_REDIS_PREFIX": "shop:",
-}
-"""It needs no server; a request that is only observed makes no other difference between the stores."""
 
 
 class Input(io.RawIOBase):
@@ -36,17 +29,13 @@ class Input(io.RawIOBase):
         return True
 
     def readinto(self, buffer):
-        data = self._data.read(len(buffer))
-        if not data and self._error is not None:
-            error, self._error = self._error, None
+        data, error = self._data.read(len(buffer)), self._error
+        if not data and error is not None:
+            self._error = None
             raise error
         buffer[: len(data)] = data
         return len(data)
 
-
-BODY = b"first line\nsecond line\nthird"
-JSON = b'{"amount": 5}'
-FORM = b"amount=5&note=x"
 
 READERS = {
     "get_data": lambda: request.get_data() + request.get_data(),
@@ -59,37 +48,31 @@ READERS = {
 }
 
 
-def reader(name):
-    def view():
-        try:
-            return READERS[name](), 201
-        except (OSError, HTTPException) as error:
-            return f"{type(error).__name__}: {error}", 400
-
-    return view
-
-
-@pytest.fixture(scope="module")
-def apps():
-    """Applications, each made once."""
-    return functools.cache(make_app)
+def read(name):
+    try:
+        return READERS[name](), 201
+    except (OSError, HTTPException) as error:
+        return f"{type(error).__name__}: {error}", 400
 
 
 def make_app(observed, before, view, config=frozenset(), **options):
+    """On a store that needs no server: in what is only observed it makes no other difference."""
     db, app = SQLAlchemy(), Flask("shop")
-    app.config.update(IN_REDIS)
+    app.config.update(
+        SQLALCHEMY_DATABASE_URI="sqlite://",
+        IDEMPOTENCY_ENFORCE=False,
+        IDEMPOTENCY_STORE="redis",
+        IDEMPOTENCY_REDIS_PREFIX="shop:",
+    )
     app.config.update(config)
     db.init_app(app)
     if observed:
         Idempotency(app, db, scope=None, redis=fakeredis.FakeRedis())
     if before is not None:
-
-        @app.before_request
-        def read():
-            g.before = reader(before)()
+        app.before_request(lambda: setattr(g, "before", read(before)))
 
     def answer():
-        body, status = (reader(view) if isinstance(view, str) else view)()
+        body, status = read(view)
         return repr((g.get("before"), body)), status
 
     protected = idempotent(atomic=False, **options)(answer) if observed else answer
@@ -97,45 +80,33 @@ def make_app(observed, before, view, config=frozenset(), **options):
     return app
 
 
-MULTIPART = EnvironBuilder(
-    method="POST", data={"amount": "5", "scan": (io.BytesIO(b"content"), "scan.txt")}
-).get_environ()
+JSON = b'{"amount": 5}', "application/json"
+MULTIPART = EnvironBuilder(data={"amount": "5", "scan": (io.BytesIO(b"content"), "scan.txt")})
 BODIES = {
-    "text": (BODY, "text/plain"),
-    "json": (JSON, "application/json"),
-    "form": (FORM, "application/x-www-form-urlencoded"),
-    "multipart": (MULTIPART["wsgi.input"].read(), MULTIPART["CONTENT_TYPE"]),
+    "text": (b"first line\nsecond line\nthird", "text/plain"),
+    "json": JSON,
+    "form": (b"amount=5&note=x", "application/x-www-form-urlencoded"),
+    "multipart": [MULTIPART.get_environ()[name] for name in ("wsgi.input", "CONTENT_TYPE")],
     "nothing": (b"", "text/plain"),
 }
+BODIES["multipart"][0] = BODIES["multipart"][0].read()
 
-_keys = itertools.count(1)
-
-CHUNKED = {"length": None, "terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
-
+CHUNKED = {"CONTENT_LENGTH": None, "wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+KEPT = {"IDEMPOTENCY_MAX_REQUEST_BYTES": 5}
 SENT = {
-    "whole": {},
-    "chunked": CHUNKED,
-    "broken off": {"more": 10},
-    "broken off with an error": {"more": 10, "error": OSError("gone")},
-    "longer than the limit": {"MAX_CONTENT_LENGTH": 5},
-    "longer than is kept": {"IDEMPOTENCY_MAX_REQUEST_BYTES": 5},
-    "chunked, and longer than is kept": {**CHUNKED, "IDEMPOTENCY_MAX_REQUEST_BYTES": 5},
+    "whole": ({}, {}, None),
+    "chunked": (CHUNKED, {}, None),
+    "broken off": ({"CONTENT_LENGTH": "9999"}, {}, "body-incomplete"),
+    "broken off with an error": (
+        {"CONTENT_LENGTH": "9999", "error": OSError("gone")},
+        {},
+        "body-incomplete",
+    ),
+    "longer than the limit": ({}, {"MAX_CONTENT_LENGTH": 5}, "body-too-large"),
+    "longer than is kept": ({}, KEPT, "body-too-large"),
+    "chunked, and longer than is kept": (CHUNKED, KEPT, "body-too-large"),
 }
-PROBLEMS = {"broken off": "body-incomplete", "longer": "body-too-large", "chunked,": "body-too-large"}
-
-
-def send(app, body, kind, *, key="key-1", length=0, more=0, error=None, terminated=None, **headers):
-    environ = EnvironBuilder(method="POST", headers={"Idempotency-Key": key}).get_environ()
-    environ.update(headers)
-    environ.update({"wsgi.input": Input(body, error), "CONTENT_TYPE": kind})
-    environ.pop("CONTENT_LENGTH", None)
-    if length is not None:
-        environ["CONTENT_LENGTH"] = str(len(body) + more)
-    if terminated:
-        environ["wsgi.input_terminated"] = True
-    content, status, lines = run_wsgi_app(app, environ, buffered=True)
-    return b"".join(content), status, sorted(lines)
-
+"""How a server passes a body on, the limits, and what a short text would have been rejected for."""
 
 PAIRS = [
     *((None, reader) for reader in READERS),
@@ -144,24 +115,40 @@ PAIRS = [
 ]
 
 
+def send(app, body, kind, *, key="key-1", error=None, **environ):
+    given = EnvironBuilder(method="POST", headers={"Idempotency-Key": key}).get_environ()
+    given |= {"wsgi.input": Input(body, error), "CONTENT_TYPE": kind, "CONTENT_LENGTH": str(len(body))}
+    given |= environ
+    sent = {name: value for name, value in given.items() if value is not None}
+    content, status, lines = run_wsgi_app(app, sent, buffered=True)
+    return b"".join(content), status, sorted(lines)
+
+
+@pytest.fixture(scope="module")
+def apps():
+    """Applications, each made once."""
+    return functools.cache(make_app)
+
+
 # Of forms that break off: Werkzeug leaves their files open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("sent", SENT)
 @pytest.mark.parametrize("body", BODIES)
 def test_every_reader_gets_the_same(sent, body, observed, apps):
-    how = dict(SENT[sent])
-    config = frozenset((name, how.pop(name)) for name in SENT[sent] if name[:4] in ("MAX_", "IDEM"))
+    environ, config, problem = SENT[sent]
     for before, view in PAIRS:
         plain, ours = (
-            send(apps(each, before, view, config), *BODIES[body], key=f"key-{next(_keys)}", **how)
+            send(
+                apps(each, before, view, frozenset(config.items())),
+                *BODIES[body], key=secrets.token_hex(8), **environ,
+            )
             for each in (False, True)
-        )
+        )  # fmt: skip
         assert ours == plain, f"{before}, then {view}"
     assert len(observed()) == len(PAIRS)
-    expected = [problem for start, problem in PROBLEMS.items() if sent.startswith(start)]
-    if body == "text" and expected:
+    if body == "text" and problem:
         found = {(event.would, event.problem) for event in observed()[: len(READERS)]}
-        assert found == {("rejected", *expected)}
+        assert found == {("rejected", problem)}
 
 
 OPTIONS = {
@@ -171,22 +158,20 @@ OPTIONS = {
     "authorize_replay": lambda _operation: request.json["amount"] == 5,
     "store": lambda _response: request.json["amount"] == 5,
 }
+READ_BEFORE = [
+    *((None, "lines", option) for option in ("key", "fingerprint", "scope")),
+    *(("json", "json", option) for option in OPTIONS),
+]
 
 
 @pytest.mark.parametrize("sent", ["whole", "chunked"])
-@pytest.mark.parametrize(
-    ("before", "view", "option"),
-    [
-        *((None, "lines", option) for option in ("key", "fingerprint", "scope")),
-        *(("json", "json", option) for option in OPTIONS),
-    ],
-)
+@pytest.mark.parametrize(("before", "view", "option"), READ_BEFORE)
 def test_a_function_of_the_application_finds_the_body_and_takes_nothing_of_it(
     option, before, view, sent, would
 ):
     plain, ours = (make_app(each, before, view, **{option: OPTIONS[option]}) for each in (False, True))
     for _ in range(2):
-        replies = [send(app, JSON, "application/json", **SENT[sent]) for app in (plain, ours)]
+        replies = [send(app, *JSON, **SENT[sent][0]) for app in (plain, ours)]
         assert replies[0] == replies[1]
     assert would() == ["executed", "replayed"]
 
@@ -194,9 +179,9 @@ def test_a_function_of_the_application_finds_the_body_and_takes_nothing_of_it(
 @pytest.mark.parametrize("sent", ["whole", "chunked"])
 def test_an_enforced_function_that_an_observed_view_calls_finds_the_body(sent, heard):
     inner = idempotent(enforce=True, name="inner", atomic=False)(lambda: (request.get_data(), 201))
-    app, key = make_app(True, None, "nothing"), OPTIONS["key"]
-    app.view_functions["view"] = idempotent(atomic=False, key=key)(inner)
+    app = make_app(True, None, "nothing")
+    app.view_functions["view"] = idempotent(atomic=False, key=OPTIONS["key"])(inner)
     for _ in range(2):
-        assert send(app, JSON, "application/json", **SENT[sent])[0] == JSON
+        assert send(app, *JSON, **SENT[sent][0])[0] == JSON[0]
     outcomes = [event.outcome for _, event in heard if event.outcome]
     assert outcomes == ["executed", "observed", "replayed", "observed"]

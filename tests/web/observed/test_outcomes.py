@@ -11,7 +11,7 @@ from flask_idempotency import KeyReused, current_operation, idempotent
 from flask_idempotency.core.keys import SHOWN, uuid7
 from tests.log import ours
 
-STORES = pytest.mark.parametrize("store", ["postgres", "hybrid", "sql"], indirect=True)
+STORES = pytest.mark.parametrize("store", ["hybrid", "sql"], indirect=True)
 pytestmark = pytest.mark.usefixtures("patient_observing")
 
 BODY = {"amount": 5, "card": "canary"}
