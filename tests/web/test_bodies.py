@@ -125,10 +125,10 @@ def before_request(world, read):
 
 
 def of_length(kind, size):
-    begin, end = {JSON: (b'{"note": "', b'"}'), FORM: (b"note=", b"")}.get(kind, (b"", b""))
-    return begin + b"x" * (size - len(begin + end)) + end
+    return {JSON: b'"%s"', FORM: b"n=%s"}.get(kind, b"%s") % (b"x" * (size - 2 * (kind in PARSED)))
 
 
+PARSED = JSON, FORM
 SETTING, TEXT = "IDEMPOTENCY_MAX_REQUEST_BYTES", "text/plain"
 LIMITS = {
     "by default": ({}, {}, TEXT, 16 * MIB),
@@ -167,23 +167,14 @@ def test_no_more_is_read_than_the_request_may_be(make_world, add, config, option
     assert len(seen) == 1
 
 
-AS_FILE = multipart(1, 2 * MIB).replace(b'name="amount"', b'name="amount"; filename="f"')
-FORMS = [
-    (AS_FILE, 200),
-    (multipart(5, 200_000), 200),
-    (multipart(6), 413),
-    (multipart(5, 220_000), 413),
-]
-"""The fields of a form may have a mebibyte together, its files more."""
-
-
 def test_werkzeugs_limits_for_forms_hold_and_ours_beside_them(world, add):
+    """The fields of a form may have a mebibyte together, its files more."""
     add()
     limit_by(world, None)
-    found = [
-        send(world, form, MULTIPART, key=f"key-{i}").status_code for i, (form, _) in enumerate(FORMS)
-    ]
-    assert found == [status for _, status in FORMS]
+    file = multipart(1, 2 * MIB).replace(b'name="amount"', b'name="amount"; filename="f"')
+    forms = file, multipart(5, 200_000), multipart(6), multipart(5, 220_000)
+    found = [send(world, each, MULTIPART, key=f"{n}").status_code for n, each in enumerate(forms)]
+    assert found == [200, 200, 413, 413]
 
 
 REFUSED = {
@@ -206,20 +197,19 @@ def test_nothing_is_read_of_a_request_that_is_refused_anyway(world, add, chunked
         assert (body.tell(), seen) == (0, ([], [])), name
 
 
+# What they read can still be compared.
 KEPT = {
     "data": lambda: request.get_data(parse_form_data=False),
     "json": lambda: request.get_json(silent=True),
     "form": lambda: request.form.get("amount"),
 }
-"""What they read can still be compared."""
-
 USED_UP = {
     "data, not cached": lambda: request.get_data(cache=False),
     "stream": lambda: request.stream.read(-1),
     "a few bytes": lambda: request.stream.read(3),
 }
+# It leaves less of an input than its length claims, which is the same as an incomplete body.
 RAW = {"environ": lambda: request.environ["wsgi.input"].read(-1)}
-"""They leave less of an input than its length claims, which is the same as an incomplete body."""
 
 SERVERS = [(kind, terminated) for kind in BODIES for terminated in (True, False)]
 
@@ -274,6 +264,7 @@ def test_what_was_read_before_the_view_is_compared_all_the_same_or_refused(
 
 def buffered():
     request.environ["wsgi.input"] = io.BufferedReader(request.environ["wsgi.input"])
+    return request.get_data()
 
 
 def inflated():
@@ -281,13 +272,12 @@ def inflated():
 
 
 VIEWS = {
-    "data": lambda: request.get_data(parse_form_data=False),
-    "stream": lambda: request.stream.read(-1),
-    "json": lambda: request.get_json(silent=True),
+    **KEPT,
+    **USED_UP,
+    **RAW,
     "values": lambda: request.values,
     "in pieces": lambda: b"".join(iter(lambda: request.stream.read(3), b"")),
-    "environ": lambda: request.environ["wsgi.input"].read(-1),
-    "an input of its own": lambda: (buffered(), request.get_data())[1],
+    "an input of its own": buffered,
     "another request": lambda: Request(request.environ).get_data(),
 }
 
@@ -352,19 +342,16 @@ def compare(world):
     """Adds a view, and says whether a request with the same key counts as the first one again."""
 
     def add(read=lambda: "", **options):
-        @world.app.route("/shops/<shop>/orders", methods=["POST", "PUT", "PATCH"])
-        @idempotent(**options)
-        def order(shop):
-            return {"read": read()}
+        order = idempotent(**options)(lambda shop: {"read": read()})
+        methods = ["POST", "PUT", "PATCH"]
+        world.app.add_url_rule("/shops/<shop>/orders", "order", order, methods=methods)
 
-        def same(first, second):
+        def same(*requests):
             key = f"key-{len(world.records())}"
-            first, again = (
-                world.post(**{"path": "/shops/a/orders", "key": key, **each})
-                for each in (first, second)
-            )
-            assert (first.status_code, again.status_code) in {(200, 200), (200, 422)}
-            return again.status_code == 200
+            sent = [{"path": "/shops/a/orders", "key": key, **each} for each in requests]
+            statuses = [world.post(**each).status_code for each in sent]
+            assert statuses in ([200, 200], [200, 422])
+            return statuses == [200, 200]
 
         return same
 
@@ -396,8 +383,8 @@ SAME = {"request": 3, "json": 4, ("/a", "/none"): 5}
 @pytest.mark.parametrize("fingerprint", SAME, ids=str)
 def test_each_part_of_a_request_changed_alone(compare, fingerprint):
     same = compare(fingerprint=fingerprint)
-    found = {name: same(BASE, {**BASE, **change}) for name, change in CHANGES.items()}
-    assert [name for name, is_same in found.items() if is_same] == [*CHANGES][: SAME[fingerprint]]
+    found = [name for name, change in CHANGES.items() if same(BASE, {**BASE, **change})]
+    assert found == [*CHANGES][: SAME[fingerprint]]
 
 
 def test_the_application_may_say_what_a_request_is(app, world, compare):
@@ -405,13 +392,10 @@ def test_the_application_may_say_what_a_request_is(app, world, compare):
         assert request.stream.read()  # which is left to the view
         return request.headers["X-Order"].encode() or "text"
 
-    def read():
-        assert request.stream.read()
-
-    same = compare(read, fingerprint=order)
+    same = compare(lambda: request.stream.read(1).decode(), fingerprint=order)
     first = {"data": b"one", "headers": {"X-Order": "7"}}
-    assert same(first, {"data": b"two", "headers": {"X-Order": "7"}, "path": "/shops/b/orders"})
-    assert not same(first, {"data": b"one", "headers": {"X-Order": "8"}})
+    assert same(first, {**first, "data": b"two", "path": "/shops/b/orders"})
+    assert not same(first, {**first, "headers": {"X-Order": "8"}})
     app.testing = True
     with pytest.raises(ConfigurationError, match="must return bytes, not str"):
         world.post("/shops/a/orders", "other", headers={"X-Order": ""})
@@ -428,6 +412,18 @@ def form(boundary="a", *, content="receipt", name="n", amount="5"):
     return sent(parts, f"multipart/form-data; boundary={boundary}")
 
 
+CODED = sent("a=x%20y&b=1&b=2", FORM)
+FORM_CHANGES = [
+    (form("a"), form("b"), True),
+    (form(name=""), form(name=""), True),
+    (form(name=""), form(name="", amount="6"), False),
+    (form(), form(amount="6"), False),
+    (form(), form(content="receipt 2"), False),
+    (CODED, sent("a=x+y&b=%31&b=2", FORM), True),
+    *((CODED, sent(changed, FORM), False) for changed in ("a=x+z&b=1&b=2", "a=x+y&b=2&b=1", "")),
+]
+
+
 @pytest.mark.parametrize("is_read_before", [False, True])
 def test_a_form_is_compared_by_its_parts(app, compare, is_read_before):
     @app.before_request
@@ -441,15 +437,8 @@ def test_a_form_is_compared_by_its_parts(app, compare, is_read_before):
             assert b"eipt" in file.read()
 
     same = compare(read)
-    assert same(form("a"), form("b"))
-    assert same(form(name=""), form(name=""))
-    assert not same(form(name=""), form(name="", amount="6"))
-    for changed in {"amount": "6"}, {"content": "receipt 2"}:
-        assert not same(form(), form(**changed))
-    first = sent("a=x%20y&b=1&b=2", FORM)
-    assert same(first, sent("a=x+y&b=%31&b=2", FORM))
-    for changed in "a=x+z&b=1&b=2", "a=x+y&b=2&b=1", "":
-        assert not same(first, sent(changed, FORM))
+    for first, again, is_same in FORM_CHANGES:
+        assert same(first, again) == is_same, again
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=x", FORM])
