@@ -13,6 +13,7 @@ import pytest
 from flask import Flask
 
 import flask_idempotency
+from flask_idempotency import idempotent
 from flask_idempotency.session import stray
 
 SIGNALS = [name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_"))]
@@ -48,3 +49,12 @@ def heard() -> Iterator[list[Any]]:
             receivers.append(receive)  # a signal keeps a weak reference only
             stack.enter_context(getattr(flask_idempotency, name).connected_to(receive))
         yield events
+
+
+def add(world: Any, view: Any = lambda: ("", 201), **options: Any) -> None:
+    """Register a view at ``/payments`` as the operation ``pay``."""
+    world.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
+
+
+def is_replayed(response: Any) -> bool:
+    return "Idempotent-Replayed" in response.headers

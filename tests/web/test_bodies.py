@@ -67,10 +67,9 @@ class Fails(io.BytesIO):
         self.error = error
 
     def readinto(self, buffer):
-        count = super().readinto(buffer)
-        if not count:
-            raise self.error
-        return count
+        if count := super().readinto(buffer):
+            return count
+        raise self.error
 
 
 GONE = OSError("no more data"), EOFError(), NoMoreData(), ClientDisconnected()
@@ -177,24 +176,24 @@ def test_werkzeugs_limits_for_forms_hold_and_ours_beside_them(world, add):
     assert found == [200, 200, 413, 413]
 
 
-REFUSED = {
-    "by a before_request function": (401, {"user": "mallory"}),
-    "by the scope": (401, {"user": ""}),
-    "by the scope, with a key in the body": (401, {"user": "", "key": None, "path": "/natural"}),
-    "without a key": (400, {"key": None}),
-    "with a malformed key": (400, {"key": "a,b"}),
-    "a form of a stranger": (401, {"user": "", "key": None, "kind": FORM}),
-}
+REFUSED = [
+    (401, {"user": "mallory"}),  # by a before_request function
+    (401, {"user": ""}),
+    (401, {"user": "", "key": None, "path": "/natural"}),
+    (401, {"user": "", "key": None, "kind": FORM}),
+    (400, {"key": None}),
+    (400, {"key": "a,b"}),
+]
 
 
 @CHUNKED
 def test_nothing_is_read_of_a_request_that_is_refused_anyway(world, add, chunked):
     seen = add(fingerprint="json"), add(path="/natural", key=lambda: request.form["id"])
     world.app.before_request(lambda: ("who?", 401) if g.account_id == "mallory" else None)
-    for name, (status, sent) in REFUSED.items():
+    for status, sent in REFUSED:
         body = io.BytesIO(b"{")
-        assert send(world, body, chunked=chunked, **sent).status_code == status, name
-        assert (body.tell(), seen) == (0, ([], [])), name
+        assert send(world, body, chunked=chunked, **sent).status_code == status, sent
+        assert (body.tell(), seen) == (0, ([], [])), sent
 
 
 # What they read can still be compared.

@@ -18,18 +18,15 @@ def own_postgres():
 
 
 @pytest.fixture
-def stoppable(own_postgres, make_world, store):
+def stoppable(own_postgres, make_world):
     def make(**config):
         own_postgres.start()
-        uri = own_postgres.database(f"shop_{store}")
-        return make_world(SQLALCHEMY_DATABASE_URI=uri, **config)
+        return make_world(SQLALCHEMY_DATABASE_URI=own_postgres.database("shop"), **config)
 
     return make
 
 
 def asking(world, stop):
-    """At a statement."""
-
     def ask():
         return world.db.session.scalar(sa.text("select 1"))
 
@@ -38,14 +35,7 @@ def asking(world, stop):
 
 def at_a_commit_above(world, stop):
     protected = idempotent(lambda: (world.db.session.add(world.Payment(amount=5)), "")[1])
-
-    def commit():
-        response = protected()
-        world.db.session.commit()
-        stop()
-        return response
-
-    return commit
+    return lambda: (protected(), world.db.session.commit(), stop())[0]
 
 
 def release():

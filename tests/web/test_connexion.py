@@ -24,8 +24,6 @@ ERRORS = {404: lambda: abort(404, "no"), 400: raise_problem}
 
 
 class Shop:
-    """An application of Connexion, whose views write a row."""
-
     def __init__(self, application):
         self.application, self.app = application, application.app
         self.app.config.update(on_sqlite(self))
@@ -65,7 +63,6 @@ class Shop:
 
 @pytest.fixture
 def bare():
-    """As Connexion makes it."""
     return Shop(connexion.FlaskApp(__name__))
 
 

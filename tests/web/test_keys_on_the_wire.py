@@ -15,12 +15,9 @@ from werkzeug.local import LocalProxy
 from flask_idempotency import ConfigurationError, IdempotencyError, current_operation, idempotent
 from tests.drivers import EACH, own_cursor
 from tests.stores import BOTH
+from tests.web.conftest import is_replayed
 
 JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
-
-
-def is_replayed(response):
-    return "Idempotent-Replayed" in response.headers
 
 
 def test_a_malformed_key_never_counts_as_absent(world, add_view, assert_problem):
@@ -102,7 +99,6 @@ WRONG = True, 1.5, b"1", ["alice"], object()
 def test_scopes_that_look_alike_are_apart_and_nobody_has_none(
     make_world, world, add_view, assert_problem
 ):
-    """As parts of a text, or as values of different types; a proxy is what it stands for."""
     add_view(world)
     assert not [each for each in APART if is_replayed(world.post(user=each[0], key=each[1]))]
     twice = [each for scope in SCOPES for each in (scope, scope)]
@@ -239,7 +235,6 @@ POINTERS = [
 
 @pytest.mark.parametrize("handled", [False, True])
 def test_a_response_too_large_to_store_is_sent_once(make_world, assert_problem, handled):
-    """Where the result is stays with a handler of the application, too."""
     world = make_world(IDEMPOTENCY_MAX_RESPONSE_BYTES=599)
     if handled:
         world.app.register_error_handler(IdempotencyError, lambda error: ("ours", error.status))

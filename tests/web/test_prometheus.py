@@ -3,17 +3,19 @@
 import logging
 import math
 import threading
+from unittest.mock import Mock
 
 import pytest
 from flask import Flask
 from prometheus_client import CollectorRegistry, generate_latest
 
 import servers
-from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency import ConfigurationError
 from flask_idempotency.integrations import prometheus
 from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector, export_metrics
 from tests.log import ours
 from tests.waiting import wait_until
+from tests.web.conftest import add
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def value(registry):
     return lambda name, **labels: registry.get_sample_value(f"idempotency_{name}", labels)
 
 
-def add(world, *statuses, **options):
+def add_ends(world, *statuses, **options):
     left = list(statuses)
 
     def pay():
@@ -36,7 +38,7 @@ def add(world, *statuses, **options):
             raise status
         return "", status
 
-    world.app.add_url_rule("/payments", "pay", idempotent(**options)(pay), methods=["POST"])
+    add(world, pay, **options)
 
 
 class TestRequests:
@@ -53,7 +55,7 @@ class TestRequests:
         """Those that have not happened are 0 from the first request on: later they are an increase."""
         export_metrics(world.app, registry=registry)
         export_metrics(world.app, registry=registry)  # counted once all the same
-        add(world, 500, 201, 201, atomic=atomic)
+        add_ends(world, 500, 201, 201, atomic=atomic)
         world.post(key="canary")
         counted = requests("rolled_back"), requests("executed", "operation-failed")
         assert counted == ((1, None) if atomic else (0, 1))
@@ -78,7 +80,7 @@ class TestRequests:
     ):
         """Their problems count as rejections only there: alerts are about those that were."""
         export_metrics(world.app, registry=registry)
-        add(world, 201, 201, 500, 201, enforce=False)
+        add_ends(world, 201, 201, 500, 201, enforce=False)
         for sent in {}, {}, {}, {"json": {"amount": 6}}:
             world.post(**sent)
         assert requests("observed") == 4
@@ -97,21 +99,17 @@ class TestRequests:
         url = redis_server.url if works else f"redis://127.0.0.1:{servers.free_port()}"
         world = make_world(IDEMPOTENCY_REDIS_URL=url)
         export_metrics(world.app, registry=registry)
-        add(world, 201)
+        add_ends(world, 201)
         world.post()
         assert value("store_failures_total", part="lock") == (not works)
 
 
 class TestRecords:
     @pytest.fixture
-    def clock(self, monkeypatch):
+    def clock(self):
         """Seconds that go by when a test says so."""
-        seconds = [0.0]
-
-        def clock():
-            return seconds[0]
-
-        clock.advance = lambda by: seconds.append(seconds.pop() + by)
+        clock = Mock(return_value=0.0)
+        clock.advance = lambda by: setattr(clock, "return_value", clock.return_value + by)
         return clock
 
     @pytest.fixture
@@ -121,16 +119,11 @@ class TestRecords:
     @pytest.fixture
     def now(self, value, clock):
         """A number of a new scrape."""
-
-        def get(name, **labels):
-            clock.advance(FRESH_SECONDS)
-            return value(name, **labels)
-
-        return get
+        return lambda name, **labels: (clock.advance(FRESH_SECONDS), value(name, **labels))[1]
 
     def test_they_are_counted_by_operation_and_state_and_have_an_age(self, world, collect, now):
         collect(world.app)
-        add(world, 201, SystemExit, SystemExit, atomic=False)
+        add_ends(world, 201, SystemExit, SystemExit, atomic=False)
         for name in "interrupted", "expired":
             assert now(f"records_{name}") == now(f"oldest_{name}_seconds") == 0
         world.post(key="one")
@@ -157,7 +150,7 @@ class TestRecords:
     ):
         world = make_world(IDEMPOTENCY_REDIS_URL=redis_server.url)
         collect(world.app)
-        add(world, 201, atomic=False)
+        add_ends(world, 201, atomic=False)
         labels = {"operation": "pay", "state": "completed"}
         assert value("records", **labels) is None
         world.post()
@@ -184,7 +177,6 @@ class TestRecords:
     def test_a_scrape_does_not_wait_for_another_one(
         self, world, collect, now, value, clock, background, monkeypatch
     ):
-        """It tells the last numbers."""
         monkeypatch.setattr(prometheus, "PATIENCE_SECONDS", 30)
         collect(world.app)
         assert now("records_up") == 1

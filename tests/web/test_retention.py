@@ -32,7 +32,6 @@ def test_after_its_time_a_key_is_as_new(world, add_view):
     ],
 )
 def test_how_long_is_a_setting_and_an_option(make_world, add_view, config, options, seconds):
-    """Where old keys are refused, ten minutes longer."""
     world = make_world(**config)
     add_view(world, **options)
     world.post(key=uuid7(round(time.time() * 1000) - 1, bytes(10)))

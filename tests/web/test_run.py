@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
-from flask import copy_current_request_context, current_app
+from flask import copy_current_request_context
 from rq.timeouts import JobTimeoutException
 
 from flask_idempotency import (
@@ -44,7 +44,6 @@ def world(make_world, probing_at_once):
 
 @pytest.fixture
 def context(world):
-    """That of a script or a worker."""
     with world.app.app_context() as context:
         yield context
 
@@ -117,29 +116,24 @@ class Shop:
         return 1
 
 
-class Branch(Shop):
-    pass
-
-
+Branch = type("Branch", (Shop,), {})
 MODULES = [{"__name__": name} for name in ("__main__", "__mp_main__", "<run_path>")]
 NAMELESS = [types.FunctionType(named.__code__, each) for each in (*MODULES, {})]
+REACHED = {
+    "named": [named, functools.wraps(named)(lambda: 1), functools.lru_cache(named)],
+    "Shop.method": [Shop().method, Branch().method],
+    "Shop.of_the_class": [Shop.of_the_class, Branch.of_the_class, Shop().of_the_class],
+}
+"""By another name for it, an instance, its class or a subclass, a decorator or a cache."""
 
 
 @pytest.mark.usefixtures("context")
 def test_a_function_has_one_name_however_it_is_reached_or_needs_one(world):
-    """By another name for it, an instance, its class or a subclass, a decorator or a cache.
-
-    The script defines one as __main__.pay; a worker that imports the script knows it as shop.pay.
-    """
-    reached = {
-        "named": [named, functools.wraps(named)(lambda: 1), functools.lru_cache(named)],
-        "Shop.method": [Shop().method, Branch().method],
-        "Shop.of_the_class": [Shop.of_the_class, Branch.of_the_class, Shop().of_the_class],
-    }
-    for name, functions in reached.items():
+    """The script defines one as __main__.pay; a worker that imports the script knows it as shop.pay."""
+    for name, functions in REACHED.items():
         for function in functions:
             world.idempotency.run(name, function, scope=None)
-    assert [r.name for r in world.records()] == [f"{__name__}.{name}" for name in reached]
+    assert [r.name for r in world.records()] == [f"{__name__}.{name}" for name in REACHED]
     for nameless in *NAMELESS, lambda: 1, partial(named):
         with pytest.raises(ConfigurationError, match="name="):
             world.idempotency.run("key", nameless, scope=None)
@@ -178,7 +172,6 @@ def test_one_tenant_needs_no_scope_and_switched_off_it_just_runs(make_world, ena
 @KINDS
 @pytest.mark.usefixtures("context")
 def test_what_its_caller_has_not_committed_is_refused(world, run, atomic):
-    """It would be lost, or commit with another's work."""
     session = world.db.session
     for how in (
         lambda: session.execute(sa.insert(world.Payment).values(amount=1)),
@@ -221,32 +214,12 @@ def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, h
     assert pay.runs == 1
 
 
-def test_an_exit_in_the_middle_of_an_operations_end_is_told_all_the_same(world, run, heard):
-    """The signal of a server that stops may come at any place."""
-
-    def fails():
-        world.db.session.add(world.Payment(amount=1))
-        world.db.session.flush()
-        sa.event.listen(world.db.session, "after_transaction_end", leave)  # in the operation's own
-        raise LookupError
-
-    def leave(*_):
-        raise SystemExit
-
-    with world.app.app_context():
-        with pytest.raises(SystemExit):
-            run("key", fails)
-        assert not current_operation
-    assert [event.outcome for _, event in heard] == ["rolled_back"]
-    world.assert_clean()
-
-
-# In a queue. What other errors come to: tests/unit/test_errors_of_views.py.
+# In a queue.
 
 
 def of(module, name, **attributes):
-    """A class as the package has it, which is not installed for these tests."""
-    return type(name, (Exception,), {"__module__": module, **attributes})
+    """An error as the package has it, which is not installed for these tests."""
+    return type(name, (Exception,), {"__module__": module, **attributes})()
 
 
 ENDS = {
@@ -254,25 +227,25 @@ ENDS = {
     "held": [
         SoftTimeLimitExceeded(),
         JobTimeoutException(),
-        of("rq.exceptions", "ShutDownImminentException")(),
-        of("huey.exceptions", "TaskTimeout")(),
+        of("rq.exceptions", "ShutDownImminentException"),
+        of("huey.exceptions", "TaskTimeout"),
         asyncio.CancelledError(),  # as dramatiq's, no Exception
     ],
     # What a function raises that asks to be run again.
     "free": [
         Retry(),
         Reject(requeue=True),
-        of("dramatiq.errors", "Retry")(),
-        of("huey.exceptions", "RetryTask")(),
-        of("huey.exceptions", "CancelExecution", retry=True)(),
-        of("arq.worker", "Retry")(),
+        of("dramatiq.errors", "Retry"),
+        of("huey.exceptions", "RetryTask"),
+        of("huey.exceptions", "CancelExecution", retry=True),
+        of("arq.worker", "Retry"),
     ],
     "failed": [
         LookupError("secret"),
         Ignore(),
         Reject(requeue=False),
-        of("huey.exceptions", "CancelExecution", retry=None)(),
-        of("shop.errors", "Retry")(),
+        of("huey.exceptions", "CancelExecution", retry=None),
+        of("shop.errors", "Retry"),
     ],
 }
 
@@ -331,24 +304,10 @@ def in_threads(handlers, *args):
         return [each.result() for each in [*map(pool.submit, handlers, *args)]]
 
 
-def in_copies_of_the_request(handle, events):
-    return in_threads([copy_current_request_context(handle) for _ in events], events)
-
-
-def in_contexts_of_their_own(handle, events):
-    app = current_app._get_current_object()
-
-    def in_its_own(event):
-        with app.app_context():
-            return handle(event)
-
-    return in_threads([in_its_own] * len(events), events)
-
-
 @KINDS
 @pytest.mark.parametrize("has_own_session", [True, False])
-@pytest.mark.parametrize("fan_out", [in_copies_of_the_request, in_contexts_of_their_own])
-def test_each_event_of_a_delivery_is_handled_once(world, heard, run, fan_out, has_own_session, atomic):
+@pytest.mark.parametrize("is_copy", [True, False], ids=["copies of the request", "own contexts"])
+def test_each_event_of_a_delivery_is_handled_once(world, heard, run, is_copy, has_own_session, atomic):
     barrier, provider = threading.Barrier(EVENTS), []
     keys = {str(event): hash_key("", "pay", "alice", str(event)) for event in range(EVENTS)}
     derived = {event: derive_key(key, "charge") for event, key in keys.items()}
@@ -366,10 +325,15 @@ def test_each_event_of_a_delivery_is_handled_once(world, heard, run, fan_out, ha
             barrier.wait(PATIENCE_SECONDS)
             return [event, current_operation.key, key]
 
+    def handle(event):
+        with nullcontext() if is_copy else world.app.app_context():
+            return run(event, charge, event, atomic=atomic)
+
     @world.app.post("/hook")
     def deliver():
         world.db.session.scalar(sa.select(1))  # leaves a transaction open
-        return fan_out(lambda event: run(event, charge, event, atomic=atomic), list(keys))
+        copied = copy_current_request_context if is_copy else lambda function: function
+        return in_threads([copied(handle) for _ in keys], keys)
 
     for _ in range(2):
         assert world.post("/hook", key=None).json == [[each, each, derived[each]] for each in keys]
@@ -387,11 +351,9 @@ REFUSED = r"in a thread or task that shares .* `with app.app_context\(\):`"
 @KINDS
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, run, atomic, is_async):
-    runs = []
-
     def call():
         with pytest.raises(NotAtomic, match=REFUSED):
-            run("thread", runs.append, 1, atomic=atomic)
+            run("thread", pytest.fail, atomic=atomic)
         return ""
 
     async def async_hook():
@@ -400,7 +362,7 @@ def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, run, at
     hook = async_hook if is_async else lambda: in_threads([partial(copy_context().run, call)])[0]
     world.app.add_url_rule("/hook", "hook", hook, methods=["POST"])
     assert world.post("/hook", key=None).status_code == 200
-    assert (runs, world.records()) == ([], [])
+    assert world.records() == []
 
 
 def test_idempotent_functions_that_a_view_calls_in_threads_are_never_confused(world):
@@ -447,7 +409,6 @@ def test_so_is_one_that_shares_the_context_of_another_run(world, run, background
 def test_a_copy_of_the_context_is_inside_the_operation_and_a_copy_of_the_request_is_not(
     world, run, atomic
 ):
-    """A thread has no operation of its own accord; ``asyncio.to_thread`` takes it along."""
 
     def look():
         return current_operation.key if current_operation else None

@@ -18,12 +18,12 @@ from flask_idempotency import (
     Retryable,
     StoreUnavailable,
     current_operation,
-    idempotent,
 )
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.integrations.opentelemetry import instrument_app
 from flask_idempotency.web.routes import states
 from tests.killed import Killed
+from tests.web.conftest import SIGNALS, add
 from tests.web.leased.records import kill
 
 SEALED = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}
@@ -32,14 +32,10 @@ NOT_SAMPLED = {"sampler": ALWAYS_OFF}
 
 
 @pytest.fixture
-def exporter():
-    return InMemorySpanExporter()
-
-
-@pytest.fixture
-def provider(exporter, request):
+def provider(request):
     provider = TracerProvider(**getattr(request, "param", {}))
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider.exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(provider.exporter))
     return provider
 
 
@@ -77,18 +73,10 @@ def make_traced(make_world, provider):
 
 
 @pytest.fixture
-def traced(make_traced):
-    return make_traced()
-
-
-@pytest.fixture
-def spans(exporter):
+def spans(provider):
     """The finished spans of a name."""
-    return lambda name="request": [span for span in exporter.get_finished_spans() if span.name == name]
-
-
-def add(world, function=lambda: ("", 201), **options):
-    world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
+    finished = provider.exporter.get_finished_spans
+    return lambda name="request": [span for span in finished() if span.name == name]
 
 
 def ours(span):
@@ -111,17 +99,17 @@ async def later():
 FORGED = f"00-{1:032x}-{2:016x}-01"
 
 
-@pytest.mark.parametrize(
-    ("view", "config"),
-    [
-        (later, {}),
-        (lambda: ("", 201), SEALED),
-        (lambda: ("", 201, {"flask-idempotency-traceparent": FORGED}), {}),
-    ],
-    ids=["async", "sealed", "forged"],
-)
-def test_the_span_of_a_request_says_what_became_of_it(make_traced, spans, view, config):
+VIEWS = {
+    "async": (later, {}),
+    "sealed": (lambda: ("", 201), SEALED),
+    "forged": (lambda: ("", 201, {"flask-idempotency-traceparent": FORGED}), {}),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_the_span_of_a_request_says_what_became_of_it(make_traced, spans, kind):
     """A replay links to the trace of the first run, which no client sees. A rejection is no error."""
+    view, config = VIEWS[kind]
     world = make_traced(**config)
     add(world, view)
     sent = {"user": "canary", "json": {"canary": "canary"}}
@@ -185,7 +173,9 @@ def test_what_happens_on_the_way_is_an_event_without_an_errors_text(make_traced,
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_step_has_a_span_around_what_it_calls_or_does_not_call_again(traced, provider, spans, atomic):
+def test_a_step_has_a_span_around_what_it_calls_or_not_again(make_traced, provider, spans, atomic):
+    traced = make_traced()
+
     def charge():
         with provider.get_tracer("http").start_as_current_span("POST"):
             return 5
@@ -206,10 +196,11 @@ def test_a_step_has_a_span_around_what_it_calls_or_does_not_call_again(traced, p
     assert step.status.status_code is StatusCode.UNSET
 
 
-def test_a_step_that_fails_has_a_span_without_the_errors_text(traced, spans):
+def test_a_step_that_fails_has_a_span_without_the_errors_text(make_traced, spans):
     def charge():
         raise LookupError("canary")
 
+    traced = make_traced()
     add(traced, lambda: current_operation.step("charge", charge), atomic=False)
     assert traced.post().status_code == 500
     [step] = spans("step charge")
@@ -237,25 +228,21 @@ def test_run_outside_a_request_uses_the_span_that_is_there(world, provider, span
 
 @pytest.mark.parametrize("provider", [NOT_SAMPLED], indirect=True)
 @pytest.mark.parametrize("has_span", [True, False])
-def test_without_a_sampled_span_nothing_is_told_or_stored(
-    make_world, make_traced, provider, exporter, has_span
-):
+def test_without_a_sampled_span_nothing_is_told_or_stored(make_world, make_traced, provider, has_span):
     world = make_traced() if has_span else make_world()
     if not has_span:
         instrument_app(world.app, tracer_provider=provider)
     add(world, lambda: {"paid": current_operation.step("charge", lambda: 5)}, atomic=False)
     assert [world.post().json for _ in range(2)] == [{"paid": 5}] * 2
-    assert exporter.get_finished_spans() == ()
+    assert provider.exporter.get_finished_spans() == ()
     assert "traceparent" not in str(world.records()[0])
 
 
-def test_every_signal_of_an_operation_is_heard(traced, make_world):
+def test_every_signal_of_an_operation_is_heard(make_traced, make_world):
     """One that is added later should not be forgotten here. Another application is left alone."""
-    names = flask_idempotency.__all__
-    signals = [name for name in names if name.startswith(("operation_", "store_", "lock_"))]
-    other = make_world()
-    assert len(signals) == 8
-    for name in signals:
+    traced, other = make_traced(), make_world()
+    assert len(SIGNALS) == 8
+    for name in SIGNALS:
         signal = getattr(flask_idempotency, name)
         assert signal.has_receivers_for(traced.app), name
         assert len([*signal.receivers_for(other.app)]) < len([*signal.receivers_for(traced.app)])

@@ -69,7 +69,6 @@ def test_a_duplicate_runs_when_the_first_has_failed(world, begin, gate, backgrou
 def test_a_duplicate_is_refused_when_its_wait_ran_out_and_a_changed_one_at_once(
     make_world, begin, gate, assert_problem, monkeypatch, as_setting
 ):
-    """Each leaves its place to the next."""
     monkeypatch.setattr(extension, "MAX_WAITERS", 1)
     seconds = 0.2
     world = make_world(IDEMPOTENCY_WAIT=seconds if as_setting else 30)
@@ -87,7 +86,6 @@ def test_a_duplicate_is_refused_when_its_wait_ran_out_and_a_changed_one_at_once(
 
 @KINDS
 def test_of_many_only_as_many_wait_as_may(make_world, begin, gate, assert_problem, monkeypatch, atomic):
-    """The rest get their 409 while the first runs."""
     monkeypatch.setattr(extension, "MAX_WAITERS", 2)
     world = make_world(IDEMPOTENCY_WAIT=PATIENCE_SECONDS)
     first, runs = begin(world, atomic=atomic)

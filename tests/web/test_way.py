@@ -19,6 +19,7 @@ from werkzeug.exceptions import HTTPException
 from flask_idempotency import IdempotencyError, NotAtomic, current_operation, idempotent
 from tests.log import ours, undone
 from tests.stores import on_sqlite
+from tests.web.conftest import add, is_replayed
 
 STORES = pytest.mark.parametrize("store", ["postgres", "sql"], indirect=True)
 ON_SQLITE = pytest.mark.parametrize("store", ["sql"], indirect=True)
@@ -26,7 +27,7 @@ KINDS = pytest.mark.parametrize("atomic", [True, False])
 
 
 class Refused(Exception):
-    """An error of the application."""
+    pass
 
 
 class OutOfTime(BaseException):
@@ -45,14 +46,6 @@ def buy(shop, who=5):
 def rows(shop):
     """Who has written the rows that are there, in order."""
     return "".join(str(who) for (who,) in shop.sql("select amount from payment order by amount"))
-
-
-def add(shop, view, **options):
-    shop.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
-
-
-def is_replayed(response):
-    return response.headers.get("Idempotent-Replayed") == "true"
 
 
 @pytest.fixture
@@ -330,13 +323,20 @@ def test_a_problem_at_the_end_is_written_in_place(shop, assert_problem):
     assert shop.count() == 0
 
 
+def streams(shop):
+    yield buy(shop) or "one"
+    raise Refused
+
+
 @STORES
 @KINDS
-def test_a_stream_that_fails_is_an_error_of_the_view(shop, assert_replayed, atomic):
-    shop.app.register_error_handler(Refused, lambda _error: ({"refused": True}, 409))
-    add(shop, lambda: (do(shop, word, VIEW) or "" for word in ("buy", "refuse")), atomic=atomic)
+@pytest.mark.parametrize("view", [streams, buy], ids=["a stream that fails", "no response"])
+def test_what_fails_after_the_view_is_an_error_of_the_view(shop, assert_replayed, atomic, view):
+    for error in Refused, TypeError:
+        shop.app.register_error_handler(error, lambda _error: ({"refused": True}, 409))
+    add(shop, lambda: view(shop), atomic=atomic)
     first = shop.post()
-    assert (first.status_code, first.json, rows(shop)) == (409, {"refused": True}, "1")
+    assert (first.status_code, first.json, shop.count()) == (409, {"refused": True}, 1)
     assert_replayed(first, shop.post())
 
 

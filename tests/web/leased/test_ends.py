@@ -59,8 +59,6 @@ def test_a_failure_is_an_error_of_the_log_that_names_the_finished_steps(world, a
 
 
 def test_one_that_the_route_found_to_have_failed_is_no_error_and_expires(world, add, caplog):
-    """The route has decided, so nobody has to."""
-
     def view():
         current_operation.step("charge", lambda: 17)
         raise Killed
@@ -89,7 +87,6 @@ def test_what_says_nothing_of_the_operation_frees_the_key(world, add, assert_pro
 
 @pytest.mark.parametrize("status", [201, 409])
 def test_what_a_teardown_would_commit_is_undone_before_it(world, add, status, caplog):
-    """It comes when the response is stored."""
     world.app.teardown_request(lambda _error: world.db.session.commit())
     add(lambda: world.db.session.add(world.Payment(amount=1)) or ({}, status))
     assert world.post().status_code == status

@@ -15,24 +15,16 @@ SEALED = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}
 SMALL_POOL = {"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}}
 
 
-class Provider:
-    """Counts the calls; is there for the test, not behind a network."""
-
-    def __init__(self):
-        self.calls = []
-
-    def charge(self, amount, *, key=None, result=None):
-        self.calls.append((amount, key))
-        return {"id": len(self.calls)} if result is None else result
-
-    @property
-    def amounts(self):
-        return [amount for amount, _ in self.calls]
-
-
 @pytest.fixture
 def provider():
-    return Provider()
+    """Charges, and notes the amounts; is there for the test, not behind a network."""
+
+    def charge(amount, *, key=None, result=None):
+        charge.amounts.append(amount)
+        return {"id": len(charge.amounts), "key": key} if result is None else result
+
+    charge.amounts = []
+    return charge
 
 
 def step(name, *args, **kwargs):
@@ -40,7 +32,6 @@ def step(name, *args, **kwargs):
 
 
 def retry_once():
-    """The first attempt ends, and says that it may be run again."""
     if current_operation.attempt == 1:
         raise Retryable
 
@@ -52,23 +43,21 @@ def test_a_finished_step_is_not_repeated(world, add, provider):
 
     def view():
         assert world.db.session.scalars(world.db.select(world.Payment)).all() == []
-        key = current_operation.derive_key("charge")
-        first = step("charge", provider.charge, 5, key=key, result=((1, 2), {3: None}))
+        first = step("charge", provider, 5, result=((1, 2), {3: None}))
         returned.append(first)
         retry_once()
-        return [first, step("mail", provider.charge, 0), step("pay", dict, atomic=True)]
+        return [first, step("mail", provider, 0, key="k"), step("pay", dict, atomic=True)]
 
     add(view)
     assert world.post().status_code == 503
     decoded = [[1, 2], {"3": None}]
-    assert [world.post().json for _ in range(2)] == [[decoded, {"id": 2}, {}]] * 2
+    assert [world.post().json for _ in range(2)] == [[decoded, {"id": 2, "key": "k"}, {}]] * 2
     assert (returned, provider.amounts) == ([decoded] * 2, [5, 0])
     assert steps(world) == [("charge", 1), ("mail", 2), ("pay", 2)]
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
 def test_the_lease_is_whole_before_a_step_calls_and_after_it(world, add):
-    """Nobody takes over while it calls, however long the view took before."""
     left = "select extract(epoch from lease_expires_at - clock_timestamp()) from idempotency_record"
     lefts = []
 
@@ -89,12 +78,11 @@ def test_the_lease_is_whole_before_a_step_calls_and_after_it(world, add):
 
 @pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}, b"bytes", "a" * 2**20], ids=type)
 def test_what_ran_is_recorded_as_run_whatever_came_of_it(world, add, provider, result):
-    """It is never called again, and the operation waits for an operator."""
     errors = []
 
     def view():
         try:
-            step("charge", provider.charge, 5, result=result)
+            step("charge", provider, 5, result=result)
         except StepError as error:
             errors.append(str(error))
             raise Retryable from error
@@ -113,7 +101,7 @@ def test_what_ran_is_recorded_as_run_whatever_came_of_it(world, add, provider, r
 def test_where_there_is_no_room_for_a_result_the_step_is_not_called(world, add, provider):
     def view():
         for number in range(4):
-            step(f"charge {number}", provider.charge, number, result="a" * (2**19 - 2))
+            step(f"charge {number}", provider, number, result="a" * (2**19 - 2))
 
     add(view)
     assert world.post().status_code == 500
@@ -158,12 +146,12 @@ def test_a_call_that_cannot_be_a_step_is_refused_before_it_is_made(world, add, p
         raise AssertionError
 
     def view():
-        step("charge", provider.charge, 1)
+        step("charge", provider, 1)
         with pytest.raises(StepError, match="two steps"):
-            step("charge", provider.charge, 2)
+            step("charge", provider, 2)
         for name in "", "x" * 256, "a\0b", "a\ud800b", None:
             with pytest.raises(StepError, match="1 to 255 characters"):
-                step(name, provider.charge, 3)
+                step(name, provider, 3)
         with pytest.raises(StepError, match="async def"):
             step("later", charge_later)
         return {}
@@ -177,7 +165,7 @@ def test_what_a_step_leaves_uncommitted_or_failed_is_the_views_and_does_not_cost
     world, add, provider
 ):
     def charge(amount):
-        provider.charge(amount)
+        provider(amount)
         world.db.session.add(world.Payment(amount=amount))
         world.db.session.flush()
         if amount == 4:
@@ -202,9 +190,9 @@ def test_a_result_is_encrypted_and_one_that_somebody_writes_in_plain_is_not_used
     world, add, provider, caplog
 ):
     def view():
-        result = step("charge", provider.charge, 5, result="canary")
+        result = step("charge", provider, 5, result="canary")
         retry_once()
-        return step("mail", provider.charge, result, result="mailed")
+        return step("mail", provider, result, result="mailed")
 
     runs = add(view)
     world.post()
@@ -219,7 +207,7 @@ def test_a_result_is_encrypted_and_one_that_somebody_writes_in_plain_is_not_used
 @pytest.mark.parametrize("forged", ["[" * 200_000 + "]" * 200_000, "1" * 5000, "sealed:\xff", "{"])
 def test_a_result_that_cannot_be_read_leaves_the_operation_open(world, add, provider, caplog, forged):
     def view():
-        step("charge", provider.charge, 5)
+        step("charge", provider, 5)
         retry_once()
 
     add(view)
@@ -256,8 +244,8 @@ def test_a_step_that_may_be_recorded_is_looked_up_before_it_is_done_again(
         else:
             lose_the_reply(lease)
         with pytest.raises(StoreUnavailable):
-            step("charge", provider.charge, 1, atomic=atomic)
-        step("charge", provider.charge, 1, atomic=atomic)
+            step("charge", provider, 1, atomic=atomic)
+        step("charge", provider, 1, atomic=atomic)
         return {}
 
     add(view)
