@@ -85,6 +85,19 @@ def test_not_for_what_a_stored_rejection_leaves(world, pay, look, seen, way, com
     assert (seen, world.count()) == ([1] * committed, committed)
 
 
+def test_not_for_an_operation_that_failed(world, pay, look, seen):
+    """With a lease its rows stay; what was to follow a success is not called."""
+
+    def view():
+        pay()
+        after_commit(look)
+        world.db.session.commit()
+        return {}, 500
+
+    assert ways(world, view, atomic=False)("with a key") == 500
+    assert (seen, world.count()) == ([], 1)
+
+
 @KINDS
 @pytest.mark.parametrize("asks", ["the view", "a listener of the session"])
 def test_what_commits_above_the_view(world, pay, look, seen, asks, atomic):

@@ -272,8 +272,8 @@ def inflated():
 
 VIEWS = {
     **KEPT,
-    **USED_UP,
     **RAW,
+    "stream": USED_UP["stream"],
     "values": lambda: request.values,
     "in pieces": lambda: b"".join(iter(lambda: request.stream.read(3), b"")),
     "an input of its own": buffered,

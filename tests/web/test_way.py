@@ -216,14 +216,18 @@ ATOMIC_WAYS = {
 }
 
 
-@STORES
 @pytest.mark.parametrize(
-    ("atomic", "way", "first", "again", "left"),
+    ("store", "atomic", "way", "first", "again", "left"),
     [
-        pytest.param(atomic, *row, id=f"{name}, {'atomic' if atomic else 'leased'}")
-        for atomic, ways in ((True, {**WAYS, **ATOMIC_WAYS}), (False, WAYS))
-        for name, row in ways.items()
+        pytest.param(store, atomic, *row, id=f"{name}, {'atomic' if atomic else 'leased'}, {store}")
+        for store, atomic, more in (
+            ("postgres", True, ATOMIC_WAYS),
+            ("sql", True, ATOMIC_WAYS),
+            ("postgres", False, {}),
+        )
+        for name, row in {**WAYS, **more}.items()
     ],
+    indirect=["store"],
 )
 def test_what_the_view_committed_is_stored_and_stays(shop, atomic, way, first, again, left, caplog):
     """After an error in a function after the request, Flask calls once more what a view registered.
