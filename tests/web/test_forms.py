@@ -171,9 +171,9 @@ def test_the_field_of_a_form_class_stands_beside_the_token_against_cross_site_re
     shop.app.add_url_rule("/wtf", "wtf", page)
     shop.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
     field = shop.load("/wtf")
+    text = shop.browser.get("/wtf", headers={"X-User": "alice"}).text
+    (token,) = re.findall(r'name="csrf_token" type="hidden" value="(.*?)"', text)
     for is_replay in False, True:
-        text = shop.browser.get("/wtf", headers={"X-User": "alice"}).text
-        (token,) = re.findall(r'name="csrf_token" type="hidden" value="(.*?)"', text)
         answer = shop.send(field, data={"csrf_token": token})
         assert (answer.status_code, "Idempotent-Replayed" in answer.headers) == (303, is_replay)
     shop.browser.delete_cookie("session")
