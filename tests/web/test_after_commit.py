@@ -247,6 +247,7 @@ CALLED = {
     "connection ( rowless ! done commit": "done",
     "( done ) commit": "done",
     "( outer ( undone ! again ) commit": "outer again",
+    "( ( undone ) ! done commit": "done",
     "( first ) ( undone ! commit": "first",
     "first commit ( undone ! second commit": "first second",
     "( done commit undone flush rollback commit": "done",  # that ends the savepoint, too
