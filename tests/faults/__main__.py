@@ -13,15 +13,16 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import servers.urls
 import tests.sessions
 from tests.faults.checker import Violation, emptiness, violations
-from tests.faults.explore.bounds import BOUNDS, Explorer
-from tests.faults.history import History
-from tests.faults.mutants import MUTANTS, mutated
+from tests.faults.explore.world import BOUNDS, Explorer
+from tests.faults.history import History, by_name
+from tests.faults.mutants import MUTANTS
 from tests.faults.soak import LONGEST_VIEW_SECONDS, Machines, Plan, run
 
 
@@ -32,7 +33,7 @@ def report(plan: Plan, history: History, found: list[Violation], empty: list[str
     lines = [f"{what:30}{tried[what]:>6}" for what in (*plan.points, *plan.faults)]
     lines += [
         f"{servers.urls.driver}, {tests.sessions.usual}, seed {plan.seed}, {plan.seconds:g} s",
-        f"{len(history.requests)} requests, {len(history.by_name())} keys, {len(history.runs)} views",
+        f"{len(history.requests)} requests for {len(by_name(history.requests))} keys",
         f"answers: {', '.join(f'{status}: {n}' for status, n in sorted(statuses.items()))}",
         *(f"VIOLATED {violation.name}: {violation.rule}" for violation in found[:20]),
         *(f"TOO EMPTY {reason}" for reason in empty),
@@ -66,46 +67,30 @@ def caught(name: str, seed: int, seconds: float, machines: Machines) -> list[Vio
 
 def soak_mutants(seconds: float, seed: int) -> bool:
     """Run each mutant with the faults that suit it; whether all were caught."""
-    names = [name for name, mutant in MUTANTS.items() if mutant.soak is not None]
-    all_caught = True
+    missed = []
     with Machines() as machines:
-        for name in names:
+        for name in [name for name, mutant in MUTANTS.items() if mutant.soak is not None]:
             rules = Counter(violation.rule for violation in caught(name, seed, seconds, machines))
             how = ", ".join(f"{count} × {rule}" for rule, count in rules.most_common(3))
             print(f"{name:30}{how or 'NOT CAUGHT'}", flush=True)
-            all_caught &= bool(rules)
-    return all_caught
+            missed += [] if rules else [name]
+    return not missed
 
 
-def explore() -> bool:
-    """Every schedule of each bound; whether all of them kept every guarantee."""
+def explore(*, controls: bool) -> bool:
+    """Every schedule of each bound must keep every guarantee, and each mutant break one."""
     total: Counter[str] = Counter()
+    mutants = {name: mutant for name, mutant in MUTANTS.items() if mutant.bound is not None}
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
         explorer = Explorer(postgres, redis_server)
-        for name, bound in BOUNDS.items():
-            found = explorer.run(bound)
-            depth = f", to a depth of {bound.depth}" if bound.depth else ""
-            print(f"{name:34}{found.schedules:>6} schedules, {found.seconds:.1f} s{depth}", flush=True)
-            for violation in found.violations:
-                print(f"VIOLATED {violation}")
-            total.update(schedules=found.schedules, violations=len(found.violations))
-    print(f"\n{total['schedules']} schedules, {total['violations']} violations")
-    return not total["violations"]
-
-
-def explore_mutants() -> bool:
-    """Explore each mutant until it is caught; whether all were."""
-    all_caught = True
-    with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
-        explorer = Explorer(postgres, redis_server)
-        for name, mutant in MUTANTS.items():
-            if mutant.bound is not None:
-                with mutated(mutant.apply):
-                    found = explorer.run(mutant.bound)
-                how = found.violations[0] if found.violations else "NOT CAUGHT"
-                print(f"{name:30}schedule {found.schedules}: {how}", flush=True)
-                all_caught &= bool(found.violations)
-    return all_caught
+        for name in mutants if controls else BOUNDS:
+            with mutants[name].apply() if controls else nullcontext():
+                found = explorer.run(mutants[name].bound if controls else BOUNDS[name])
+            print(f"{name:34}{found.schedules:>6} schedules, {found.seconds:.1f} s", flush=True)
+            print(*(f"VIOLATED {violation}\n" for violation in found.violations), sep="", end="")
+            total.update(schedules=found.schedules, runs=1, violated=bool(found.violations))
+    print(f"\n{total['schedules']} schedules, {total['violated']} of {total['runs']} violated")
+    return total["violated"] == (total["runs"] if controls else 0)
 
 
 def main() -> int:
@@ -120,7 +105,7 @@ def main() -> int:
     given = parser.parse_args()
     servers.urls.driver, tests.sessions.usual = given.driver, given.sessions
     if given.explore:
-        passed = explore_mutants() if given.controls else explore()
+        passed = explore(controls=given.controls)
     elif given.controls:
         passed = soak_mutants(given.seconds or 10, given.seed)
     else:

@@ -1,6 +1,6 @@
 """The application under test, as gunicorn loads it: a protected view, and one that calls ``run()``.
 
-``FAULTS_DESIGN`` names what protects them: this package (``ours``), or a mutant of it;
+``FAULTS_DESIGN`` may name a mutant of this package that protects them;
 ``FAULTS_SESSIONS`` which kind of sessions it has (``tests.sessions``). A request's headers say how long
 the view takes (``X-Sleep``, milliseconds) and what goes wrong (``X-Fault``); they are no part of the
 fingerprint, so each retry may fare otherwise.
@@ -64,9 +64,8 @@ def create_app() -> Flask:
     app.add_url_rule("/", view_func=lambda: str(os.getpid()), endpoint="ready")
     lock.PROBE_AFTER_SECONDS = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
     purging.Purge.every = 2
-    design = os.environ.get("FAULTS_DESIGN", "ours")
-    if design != "ours":
-        mutants.MUTANTS[design].apply(app)
+    if design := os.environ.get("FAULTS_DESIGN"):
+        mutants.MUTANTS[design].apply()
     scope = None if design == "no_scope" else lambda: request.headers["X-User"]
     idempotency = sessions.protect(app, db, scope=scope)
     points.install_in_stores(app_state(app))
@@ -85,9 +84,8 @@ def begin() -> str:
     return execution
 
 
-def take_time() -> None:
-    """Half of what the request asks for."""
-    time.sleep(float(request.headers.get("X-Sleep", "0")) / 2000)
+def seconds() -> float:
+    return float(request.headers.get("X-Sleep", "0")) / 1000
 
 
 def add_payment(execution: str) -> None:
@@ -98,13 +96,13 @@ def add_payment(execution: str) -> None:
 def pay() -> Any:
     """Takes its time, writes, takes its time, commits, answers."""
     fault, execution = request.headers.get("X-Fault"), begin()
-    take_time()
+    time.sleep(seconds() / 2)
     if fault == "decline":
         return {"declined": execution}, 402
     add_payment(execution)
     db.session.flush()
     point("write")
-    take_time()
+    time.sleep(seconds() / 2)
     db.session.commit()
     if fault == "raise":
         raise Deliberate
@@ -125,8 +123,7 @@ def handle(idempotency: Idempotency) -> Any:
     def charge() -> dict[str, Any]:
         execution = begin()
         ran.append(execution)
-        take_time()
-        take_time()
+        time.sleep(seconds())
 
         def write() -> str:
             add_payment(execution)
@@ -154,8 +151,5 @@ def handle(idempotency: Idempotency) -> Any:
 
 def create_tables(url: str) -> None:
     """Create all tables, here and not in each worker."""
-    engine = sa.create_engine(url)
-    try:
-        db.metadata.create_all(engine)
-    finally:
-        engine.dispose()
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    db.metadata.create_all(engine)

@@ -6,15 +6,14 @@ one operation (a scope and a key), its rows and its record.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
 from flask_idempotency.stores.lock import PAUSE_SECONDS
-from tests.faults.history import History, Name, Request, Run
+from tests.faults.history import History, Kept, Name, Request, Row, Run, Truth, by_name
 from tests.faults.nemesis import CRASH
-from tests.faults.truth import Kept, Row, Truth
 
 PROBE_SECONDS = 1.0
 """How long a lock in Redis counts as its owner's sign of life."""
@@ -28,23 +27,14 @@ class Violation:
     name: Name
 
 
-def settle_seconds(history: History, longest_view_seconds: float) -> float:
-    """How soon after the faults each key has its answer: some tries take as long as 50 replays."""
-    return PROBE_SECONDS + longest_view_seconds + max(1.0, 50 * history.replay_seconds())
-
-
 def violations(history: History, truth: Truth, longest_view_seconds: float) -> list[Violation]:
     """Every guarantee that did not hold, once for each operation and rule."""
-    rows: dict[Name, list[Row]] = defaultdict(list)
-    for row in truth.rows:
-        rows[row.scope, row.key].append(row)
-    runs: dict[Name, list[Run]] = defaultdict(list)
-    for run in history.runs:
-        runs[run.scope, run.key].append(run)
-    requests, settled = history.by_name(), settle_seconds(history, longest_view_seconds)
+    requests, rows, runs = by_name(history.requests), by_name(truth.rows), by_name(history.runs)
+    # Each key has its answer so soon after the faults: some tries take as long as 50 replays.
+    settled = PROBE_SECONDS + longest_view_seconds + max(1.0, 50 * history.replay_seconds())
     found: list[Violation] = []
     for name in sorted(requests.keys() | rows.keys() | truth.records.keys()):
-        asked, there, kept = requests.get(name, []), rows[name], truth.records.get(name)
+        asked, there, kept = requests[name], rows[name], truth.records.get(name)
         rules = [
             *_rows_and_record(asked, there, kept),
             *_one_answer(asked, kept),
@@ -63,7 +53,7 @@ def violations(history: History, truth: Truth, longest_view_seconds: float) -> l
 def _rows_and_record(asked: list[Request], rows: list[Row], kept: Kept | None) -> Iterator[str]:
     """At most one row; the row is there if and only if a completed record says so."""
     completed = kept is not None and kept.completed
-    status = kept.status if kept is not None and kept.completed else None
+    status = kept.status if kept is not None else None
     if len(rows) > 1:
         yield "more than one row"
     if rows and not completed:

@@ -49,6 +49,10 @@ class World:
             client.config_set("maxmemory", 0)
 
 
+Fault = Callable[[World, random.Random], object]
+"""It returns False if it found no victim."""
+
+
 def kill_worker(world: World, rng: random.Random) -> bool:
     workers = [each for master in world.gunicorns for each in master.children()]
     if workers:
@@ -57,39 +61,33 @@ def kill_worker(world: World, rng: random.Random) -> bool:
     return bool(workers)
 
 
-def hang_up(world: World, rng: random.Random) -> bool:
+def hang_up(world: World, rng: random.Random) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         rng.choice(world.gunicorns).send_signal(1)
-    return True
 
 
-def flush(world: World, _rng: random.Random) -> bool:
+def flush(world: World, _rng: random.Random | None = None) -> None:
     with world.redis_client() as client:
-        return bool(client.flushall())
+        client.flushall()
 
 
-def _for_a_while(rng: random.Random, begin: Callable[[], object], end: Callable[[], object]) -> bool:
-    begin()
-    time.sleep(rng.uniform(0.1, 0.8))
-    end()
-    return True
+def down(begin: str, end: str) -> Fault:
+    """Redis is away for a while, by two of its server's methods."""
+
+    def fault(world: World, rng: random.Random) -> None:
+        getattr(world.redis, begin)()
+        time.sleep(rng.uniform(0.1, 0.8))
+        getattr(world.redis, end)()
+
+    return fault
 
 
-def kill_redis(world: World, rng: random.Random) -> bool:
-    return _for_a_while(rng, world.redis.kill, world.redis.start)
-
-
-def pause_redis(world: World, rng: random.Random) -> bool:
-    return _for_a_while(rng, world.redis.pause, world.redis.resume)
-
-
-def fill_redis(world: World, rng: random.Random) -> bool:
+def fill_redis(world: World, rng: random.Random) -> None:
     """Redis refuses every write that needs memory (its policy is noeviction)."""
     with world.redis_client() as client:
-        limit = "maxmemory"
-        return _for_a_while(
-            rng, lambda: client.config_set(limit, 1), lambda: client.config_set(limit, 0)
-        )
+        client.config_set("maxmemory", 1)
+        time.sleep(rng.uniform(0.1, 0.8))
+        client.config_set("maxmemory", 0)
 
 
 def terminate(world: World, rng: random.Random) -> bool:
@@ -110,11 +108,6 @@ def terminate(world: World, rng: random.Random) -> bool:
     return False
 
 
-def crash_postgres(world: World, _rng: random.Random) -> bool:
-    world.postgres.restart(crash=True)
-    return True
-
-
 def lose_commit(world: World, _rng: random.Random) -> bool:
     """The COMMIT of an operation arrives; its answer does not."""
     before = world.proxy.lost
@@ -125,26 +118,20 @@ def lose_commit(world: World, _rng: random.Random) -> bool:
     return world.proxy.lost > before
 
 
-def cut(world: World, _rng: random.Random) -> bool:
-    world.proxy.cut()
-    return True
-
-
 FLUSH, REDIS_DOWN, CRASH = "Redis: FLUSHALL", "Redis: kill -9 and start", "Postgres: crash and restart"
 LOST, TERMINATED = "Postgres: COMMIT's reply lost", "Postgres: holder terminated"
-FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
+FAULTS: dict[str, Fault] = {
     "worker: kill -9": kill_worker,
     "gunicorn: SIGHUP": hang_up,
     FLUSH: flush,
-    REDIS_DOWN: kill_redis,
-    "Redis: paused": pause_redis,
+    REDIS_DOWN: down("kill", "start"),
+    "Redis: paused": down("pause", "resume"),
     "Redis: full": fill_redis,
     TERMINATED: terminate,
-    CRASH: crash_postgres,
+    CRASH: lambda world, _: world.postgres.restart(crash=True),
     LOST: lose_commit,
-    "Postgres: connections reset": cut,
+    "Postgres: connections reset": lambda world, _: world.proxy.cut(),
 }
-"""Each returns whether it found a victim."""
 
 
 def harass(
@@ -163,7 +150,7 @@ def harass(
                 break
             began = time.monotonic()
             try:
-                hit = FAULTS[kind](world, rng)
+                hit = FAULTS[kind](world, rng) is not False
             except (psycopg2.Error, RedisError):
                 hit = False  # a server that is still recovering from the fault before
             if hit:

@@ -14,21 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import urlsplit
-from urllib.request import urlopen
+from typing import Any, NamedTuple
 
 import psutil
 
 import servers
 import tests.sessions
 from laboratory import running
-from tests.faults import app, truth
+from tests.faults import app
 from tests.faults.checker import missing
-from tests.faults.history import History, Journal, load
+from tests.faults.history import History, Journal, Truth, digest, endpoint_of, load, read
 from tests.faults.nemesis import FAULTS, World, flush, harass
 from tests.faults.points import POINTS, TROUBLE
 from tests.integration.apps import gunicorn_conf
+from tests.waiting import wait_until
 
 COOPERATIVE = {"COOPERATIVE": "yes", "PRELOAD": "no"}
 """Lets greenlets change places while psycopg2 waits; see ``gunicorn_conf``. The application is loaded
@@ -50,7 +49,6 @@ CLIENTS, WORKERS = 12, 6
 EVENT_SHARE = 0.3  # of the keys: handled by run(), half of them leased
 LONGEST_VIEW_SECONDS = 1.3  # longer than a lock in Redis is trusted, which is one second
 GIVE_UP_SECONDS = 12.0
-ANSWER_SECONDS = 60.0  # longer than a worker takes to start, or given up requests would still come
 MOST_TIMES_AS_LONG = 16  # as planned; a busy machine needs longer to be hit as often
 
 
@@ -65,7 +63,7 @@ class Plan:
 
     seconds: float = 60.0
     seed: int = 1
-    design: str = "ours"
+    design: str = ""
     faults: tuple[str, ...] = tuple(FAULTS)
     points: tuple[str, ...] = tuple(POINTS)
     kill_share: float = 0.15
@@ -74,11 +72,6 @@ class Plan:
     changed_share: float = 0.15
     pause_seconds: float = 0.7
     wait: float = 0.0
-
-    @property
-    def calm_seconds(self) -> float:
-        """How long a run goes on after the faults have stopped."""
-        return min(5.0, 0.3 * self.seconds)
 
     def quota(self, points: int = 1, faults: int = 1) -> dict[str, int]:
         """How often each point and each fault must have been hit."""
@@ -98,7 +91,7 @@ class Machines(ExitStack):
 
     @contextlib.contextmanager
     def serve(self, plan: Plan, path: Path) -> Iterator[tuple[World, list[str]]]:
-        """The application under gunicorn, once for each kind; what is left is killed in the end."""
+        """The application under gunicorn, once for each kind of worker."""
         database = self.postgres.database(f"faults_{next(self._numbers)}")
         app.create_tables(database)
         with ExitStack() as stack:
@@ -123,20 +116,15 @@ class Machines(ExitStack):
                 urls.append(url)
                 world.gunicorns.append(psutil.Process(process.pid))
             world.heal()
-            flush(world, random.Random())
+            flush(world)
             try:
                 yield world, urls
-            finally:
-                end(world.gunicorns)
-
-
-def end(masters: list[psutil.Process]) -> None:
-    """Kill gunicorns with their workers: a clean end would take seconds, and shows nothing."""
-    for master in masters:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            master.suspend()  # so that no new worker comes
-            for each in (*master.children(), master):
-                each.kill()
+            finally:  # a clean end would take seconds, and shows nothing
+                for master in world.gunicorns:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        master.suspend()  # so that no new worker comes
+                        for each in (*master.children(), master):
+                            each.kill()
 
 
 class Task(NamedTuple):
@@ -197,16 +185,15 @@ class Soak:
         """What is to go wrong in a request, and how many milliseconds its view takes."""
         plan, fault, sleep = self.plan, "", rng.choice((0, 0, 2, 10, 20))
         if self.faulty.is_set():
-            lot = rng.random()
+            lot, slow = rng.random(), rng.random()
             if lot < plan.kill_share and plan.points:
                 fault = rng.choice(plan.points)
             elif lot > 1 - plan.trouble_share:
                 fault = rng.choice(TROUBLE)
-            lot = rng.random()
-            if lot < plan.slow_share:
-                sleep = int(LONGEST_VIEW_SECONDS * 1000)
-            elif lot < 0.25:
+            if slow < 0.25:
                 sleep = rng.randint(20, 300)
+            if slow < plan.slow_share:
+                sleep = int(LONGEST_VIEW_SECONDS * 1000)
         return fault, sleep
 
     def _ask(self, task: Task, rng: random.Random) -> bool:
@@ -223,56 +210,44 @@ class Soak:
         if fault:
             self._on_their_way.add(number)
         began = time.monotonic()
-        url = f"{rng.choice(self.urls)}/{truth.endpoint_of(task.key)}"
-        status, answer, replayed = send(url, headers, json.dumps({"body": task.body}).encode())
-        execution = json.loads(answer).get("execution", "") if status == 201 else ""
-        name = {"scope": task.scope, "key": task.key, "body": task.body, "execution": execution}
-        got = {"status": status, "answer": truth.digest(answer), "replayed": replayed}
+        path, body = f"/{endpoint_of(task.key)}", json.dumps({"body": task.body})
+        name = {"scope": task.scope, "key": task.key, "body": task.body}
+        got: dict[str, Any] = {"status": None}
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            reply = running.send(rng.choice(self.urls), "POST", path, headers, body)
+            if "Content-Length" in reply.headers:  # else cut in the headers: nothing else tells it
+                got = {
+                    "status": reply.status,
+                    "answer": digest(reply.body.encode()),
+                    "replayed": "Idempotent-Replayed" in reply.headers,
+                    "execution": json.loads(reply.body).get("execution", "")
+                    if reply.status == 201
+                    else "",
+                }
         self.journal.note("request", at=began, returned=time.monotonic(), **name, **got)
         self._on_their_way.discard(number)
-        return status in (201, 402, 422)
+        return got["status"] in (201, 402, 422)
 
     def wait_until_well(self, gunicorns: list[psutil.Process]) -> None:
         """Until no request is on its way that would kill its worker, and every worker answers.
 
-        On a busy machine a worker needs seconds to start, and requests wait for it before any code of
-        ours sees them. That must not count as time in which a key was blocked.
+        A busy machine needs seconds to start one: no time in which a key was blocked.
         """
-        deadline = time.monotonic() + ANSWER_SECONDS
         answered: set[int] = set()
-        while self._on_their_way or any(_pids(master) - answered for master in gunicorns):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not every worker answered within {ANSWER_SECONDS} s")
+
+        def is_well() -> bool:
             for url in self.urls:
-                with contextlib.suppress(OSError, ValueError):
-                    answered.add(int(urlopen(url, timeout=ANSWER_SECONDS).read()))  # noqa: S310 -- ours
-            time.sleep(0.01)
+                with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                    answered.add(int(running.send(url, "GET", "/", {}).body))
+            pids = [{worker.pid for worker in master.children()} or {0} for master in gunicorns]
+            return not self._on_their_way and answered.issuperset(*pids)
 
-
-def _pids(master: psutil.Process) -> set[int]:
-    return {worker.pid for worker in master.children()} or {0}
-
-
-def send(url: str, headers: dict[str, str], body: bytes) -> tuple[int | None, bytes, bool]:
-    """One request on a connection of its own: status (None: no whole answer), body, replayed."""
-    where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.netloc, timeout=ANSWER_SECONDS)
-    try:
-        connection.request("POST", where.path, body, headers)
-        response = connection.getresponse()
-        answer = response.read()
-    except (OSError, http.client.HTTPException):
-        return None, b"", False
-    finally:
-        connection.close()
-    if "Content-Length" not in response.headers:  # cut in the headers: nothing else tells it
-        return None, b"", False
-    return response.status, answer, response.headers.get("Idempotent-Replayed") == "true"
+        wait_until(is_well, "every worker answers")
 
 
 def run(
     plan: Plan, path: Path, machines: Machines, quota: dict[str, int] | None = None
-) -> tuple[History, truth.Truth]:
+) -> tuple[History, Truth]:
     """Run a plan, its journal in ``path``: what was seen, and what the database holds at the end.
 
     With a ``quota`` the faults go on until it is filled, for ``MOST_TIMES_AS_LONG`` at most.
@@ -285,7 +260,8 @@ def run(
             given = (world, journal, plan.faults, rng, plan.pause_seconds, stop)
             nemesis = pool.submit(harass, *given)
             try:
-                harassing = plan.seconds - plan.calm_seconds
+                calm_seconds = min(5.0, 0.3 * plan.seconds)
+                harassing = plan.seconds - calm_seconds
                 give_up = time.monotonic() + MOST_TIMES_AS_LONG * harassing
                 time.sleep(harassing)
                 while quota and missing(load(path), quota) and time.monotonic() < give_up:
@@ -295,7 +271,7 @@ def run(
                 nemesis.result()
                 soak.wait_until_well(world.gunicorns)
                 journal.note("healed")
-                time.sleep(plan.calm_seconds)
+                time.sleep(calm_seconds)
                 journal.note("ended")
             finally:
                 soak.faulty.clear()
@@ -304,4 +280,4 @@ def run(
             for each in work:
                 each.result()
         history = load(path)
-        return history, truth.read(world.dsn, history)
+        return history, read(world.dsn, history)

@@ -9,9 +9,8 @@ import pytest
 
 from tests.faults import checker
 from tests.faults.checker import emptiness
-from tests.faults.history import Death, Error, Fault, History, Request, Run
+from tests.faults.history import Death, Error, Fault, History, Kept, Request, Row, Run, Truth
 from tests.faults.nemesis import CRASH, FLUSH
-from tests.faults.truth import Kept, Row, Truth
 
 pytestmark = pytest.mark.of_tests
 

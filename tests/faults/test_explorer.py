@@ -10,9 +10,9 @@ import pytest
 
 from tests.drivers import EACH
 from tests.faults.explore import schedules
-from tests.faults.explore.bounds import BOUNDS, Explorer
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, explore
-from tests.faults.mutants import MUTANTS, mutated
+from tests.faults.explore.world import BOUNDS, Explorer
+from tests.faults.mutants import MUTANTS
 
 # Least numbers of schedules, well below what there are: so that a bound which shrinks is noticed.
 SHORT = {
@@ -66,11 +66,8 @@ def steps(count: int, kind: Kind) -> Callable[[Actor], None]:
 
 
 @pytest.mark.parametrize("counts", [(1,), (2, 2), (3, 2), (2, 1, 2)])
-@pytest.mark.parametrize("reduced", [True, False])
-def test_every_order_of_steps_that_others_notice_is_run_once(
-    counts: tuple[int, ...], reduced: bool
-) -> None:
-    report = explore(lambda: Toy(*(steps(n, Kind.COMMIT) for n in counts)), reduced=reduced)
+def test_every_order_of_steps_that_others_notice_is_run_once(counts: tuple[int, ...]) -> None:
+    report = explore(lambda: Toy(*(steps(n, Kind.COMMIT) for n in counts)))
     orders = math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
     assert (report.schedules, len(report.outcomes), report.exhausted) == (orders, orders, True)
 
@@ -123,7 +120,7 @@ def test_what_the_last_look_shows_is_believed(explorer: Explorer) -> None:
 @pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.bound])
 def test_a_mutant_is_caught(explorer: Explorer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 3)  # one of them shows by hanging
-    with mutated(MUTANTS[name].apply):
+    with MUTANTS[name].apply():
         report = explorer.run(MUTANTS[name].bound, limit=200)
     assert report.violations, report.outcomes
     assert "not repeatable" not in report.violations[0]

@@ -197,7 +197,7 @@ class Report:
 
 @dataclass
 class _Fork:
-    """A place where a schedule could go on in several ways: ``todo[0]`` is the one being tried."""
+    """A place where a schedule could go on in several ways; ``todo[0]`` is tried, ``asleep`` was."""
 
     todo: list[Choice]
     asleep: set[Choice]
@@ -208,18 +208,17 @@ def explore(
     *,
     depth: int | None = None,
     limit: int | None = None,
-    reduced: bool = True,
 ) -> Report:
     """Run every schedule until one breaks a guarantee.
 
     Beyond the first ``depth`` choices of a schedule only one way is tried, and after ``limit``
-    schedules nothing more. Without ``reduced`` also the orders that make no difference are run.
+    schedules nothing more.
     """
     report, path, began = Report(), list[_Fork](), time.monotonic()
     while limit is None or report.schedules < limit:
         schedule, taken = start(), list[Choice]()
         try:
-            if _run(schedule, path, taken, depth, reduced):
+            if _run(schedule, path, taken, depth):
                 report.schedules += 1
                 report.outcomes[schedule.check()] += 1
         except Violation as violation:
@@ -236,14 +235,14 @@ def explore(
     return report
 
 
-def _run(
-    schedule: Schedule, path: list[_Fork], taken: list[Choice], depth: int | None, reduced: bool
-) -> bool:
+def _run(schedule: Schedule, path: list[_Fork], taken: list[Choice], depth: int | None) -> bool:
     """Go along ``path``, then on to the end. False: another schedule stands for this one."""
     while choices := schedule.choices():
         free = depth is None or len(taken) < depth
         if len(taken) == len(path):
-            asleep = _asleep(path, taken) if reduced and free else set[Choice]()
+            last = path[-1].asleep if path and free else set[Choice]()
+            # Not what a schedule has had earlier that differs in nothing else.
+            asleep = {each for each in last if independent(each, taken[-1])}
             todo = [choice for choice in choices if choice not in asleep]
             path.append(_Fork(todo if free else todo[:1], asleep))
         fork = path[len(taken)]
@@ -257,8 +256,3 @@ def _run(
         if free:
             fork.todo += [each for each in others if each not in fork.asleep | {*fork.todo}]
     return True
-
-
-def _asleep(path: list[_Fork], taken: list[Choice]) -> set[Choice]:
-    """What need not come next: a schedule in which it came earlier differs in nothing else."""
-    return {each for each in path[-1].asleep if independent(each, taken[-1])} if path else set()

@@ -1,1 +1,0 @@
-"""Every schedule of concurrent attempts at one operation, on real servers."""
