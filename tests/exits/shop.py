@@ -50,14 +50,18 @@ def create_app() -> Flask:
     db.init_app(app)
     idempotency.init_app(app, db, scope=None)
     app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
-    views = {"plain": pay, "atomic": idempotent(pay), "leased": idempotent(**LEASED)(order)}
-    for name, view in views.items():
-        app.add_url_rule(f"/{name}", name, view, methods=["POST"])
+    views = {
+        "plain": view(book),
+        "atomic": idempotent(view(book)),
+        "leased": idempotent(**LEASED)(view(job)),
+    }
+    for name, function in views.items():
+        app.add_url_rule(f"/{name}", name, function, methods=["POST"])
     return app
 
 
 def charge() -> None:
-    with Path(os.environ["CHARGES"]).open("a", encoding="utf-8") as file:
+    with Path(os.environ["CHARGES"]).open("a") as file:
         file.write("charged\n")
 
 
@@ -75,17 +79,14 @@ def job(seconds: float, times: int = 1) -> int:
     return int(current_operation.step("book", book, seconds, times, atomic=True))
 
 
-def asked() -> tuple[float, int]:
-    """By headers, which no fingerprint has: a retry may ask for something else."""
-    return float(request.headers.get("X-Seconds", "0")), int(request.headers.get("X-Times", "1"))
+def view(function: Callable[..., int]) -> Callable[[], Any]:
+    """What it takes comes by headers, which no fingerprint has: a retry may ask for something else."""
 
+    def book_it() -> Any:
+        seconds, times = request.headers.get("X-Seconds", "0"), request.headers.get("X-Times", "1")
+        return {"attempt": function(float(seconds), int(times))}, 201
 
-def pay() -> Any:
-    return {"attempt": book(*asked())}, 201
-
-
-def order() -> Any:
-    return {"attempt": job(*asked())}, 201
+    return book_it
 
 
 JOBS: dict[str, tuple[Any, dict[str, Any]]] = {"job": (job, LEASED), "atomic_job": (book, {})}
@@ -129,14 +130,17 @@ def cut_off_and_retried(app: Flask, name: str, cut_off: Callable[[], object]) ->
 
 def select(statement: str) -> list[Any]:
     """Ask the shop's database, beside the shop."""
-    connection = psycopg2.connect(plain_dsn(os.environ["DATABASE_URL"]))
-    with closing(connection), connection, connection.cursor() as cursor:
+    with closing(psycopg2.connect(plain_dsn(os.environ["DATABASE_URL"]))) as connection:
+        cursor = connection.cursor()
         cursor.execute(statement)
-        return [value for (value,) in cursor.fetchall()]
+        return [value for (value,) in cursor]
 
 
 def done() -> dict[str, int]:
     """What the shop and its provider have done."""
     charges = Path(os.environ["CHARGES"])
-    lines = charges.read_text(encoding="utf-8").splitlines() if charges.exists() else []
-    return {"payments": select("SELECT count(*) FROM payment")[0], "charges": len(lines)}
+    (payments,) = select("SELECT count(*) FROM payment")
+    return {
+        "payments": payments,
+        "charges": len(charges.read_text().splitlines()) if charges.exists() else 0,
+    }

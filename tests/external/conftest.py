@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import os
 import threading
@@ -28,7 +27,8 @@ from tests.external.provider import Provider
 from tests.integration.apps import gunicorn_conf
 from tests.waiting import wait_until
 
-_numbers = itertools.count(1)
+ONCE = (1, 1, 1)
+"""Charges, rows and mails of an order that is done."""
 
 
 @dataclass
@@ -86,15 +86,14 @@ class Shop:
         ((rows,),) = self.sql('SELECT count(*) FROM "order" WHERE number = %s', order)
         return charges, rows, mails
 
+    def stopped(self) -> list[psutil.Process]:
+        workers = psutil.Process(self.pid).children()
+        return [worker for worker in workers if worker.status() == psutil.STATUS_STOPPED]
+
     @contextmanager
     def worker_stopped(self) -> Iterator[None]:
         """From when a worker has stopped itself, and its lease is over, until it goes on."""
-
-        def stopped() -> list[psutil.Process]:
-            workers = psutil.Process(self.pid).children()
-            return [worker for worker in workers if worker.status() == psutil.STATUS_STOPPED]
-
-        (worker,) = wait_until(stopped, "a worker is stopped")
+        (worker,) = wait_until(self.stopped, "a worker is stopped")
         try:
             self.wait_for_leases_to_end()
             yield
@@ -119,7 +118,7 @@ def open_shop(postgres: Any) -> Iterator[Callable[[str], Shop]]:
 
         def start(redis_url: str) -> Shop:
             environment = {
-                "DATABASE_URL": postgres.database(f"external_{next(_numbers)}"),
+                "DATABASE_URL": postgres.database("external" if redis_url else "external_alone"),
                 "REDIS_URL": redis_url,
                 "PROVIDER_PORT": str(provider.server_port),
             }
@@ -128,15 +127,8 @@ def open_shop(postgres: Any) -> Iterator[Callable[[str], Shop]]:
             with app.app_context():
                 shop_program.db.create_all()
                 stack.callback(shop_program.db.engine.dispose)
-            arguments = (
-                "--config",
-                gunicorn_conf.__file__,
-                "--log-level",
-                "critical",
-                "--workers",
-                "4",
-            )
-            gunicorn = running.gunicorn("tests.external.shop:create_app()", environment, *arguments)
+            how = ("--log-level", "critical", "--workers", "4", "--config", gunicorn_conf.__file__)
+            gunicorn = running.gunicorn("tests.external.shop:create_app()", environment, *how)
             url, process = stack.enter_context(gunicorn)
             return Shop(url, process.pid, environment, provider, app)
 

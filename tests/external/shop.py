@@ -17,16 +17,8 @@ from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
-from flask_idempotency import (
-    Idempotency,
-    Retryable,
-    current_operation,
-    idempotent,
-    operation_executed,
-)
+from flask_idempotency import Idempotency, Retryable, current_operation, idempotent, operation_executed
 from flask_idempotency.session.operation import Operation
-
-LEASE_SECONDS = 1
 
 db = SQLAlchemy()
 
@@ -116,7 +108,7 @@ def create_app() -> Flask:
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
-        IDEMPOTENCY_LEASE=LEASE_SECONDS,
+        IDEMPOTENCY_LEASE=1,
     )
     db.init_app(app)
     Idempotency(app, db, scope=lambda: request.authorization and request.authorization.token)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
-from tests.external.conftest import Shop
+from tests.external.conftest import ONCE, Shop
 from tests.waiting import wait_until
 
 LEFT = {
@@ -24,35 +25,37 @@ LEFT = {
 }
 """Where the worker dies, in the order of the view; what it leaves: charges, rows and mails."""
 
-ONCE = (1, 1, 1)
+ALL_ONCE = dict.fromkeys(LEFT, ONCE)
 CHARGED_TWICE = dict.fromkeys(["charges sent", "charge made"], (2, 1, 1))
 MAILED_TWICE = dict.fromkeys(["mails sent", "mail made"], (1, 1, 2))
 """Where a step was cut off that had its effect. It is made again when the view runs again."""
 
-ALL_ONCE = dict.fromkeys(LEFT, ONCE)
-IN_THE_END = {
-    ("hold", "on"): ("409 operation-interrupted", LEFT),
-    ("retry", "on"): ("201", ALL_ONCE),
-    ("retry", "off"): ("201", {**ALL_ONCE, **CHARGED_TWICE, **MAILED_TWICE}),
-    ("ask", "on"): ("201", ALL_ONCE),
-    ("ask", "off"): ("201", {**ALL_ONCE, **MAILED_TWICE}),  # it asks about the charge only
-}
+HELD = ("hold", "on"), "409 operation-interrupted", LEFT
+RETRIED = ("retry", "on"), "201", ALL_ONCE
+OTHERS = [
+    (("retry", "off"), "201", {**ALL_ONCE, **CHARGED_TWICE, **MAILED_TWICE}),
+    (("ask", "on"), "201", ALL_ONCE),
+    (("ask", "off"), "201", {**ALL_ONCE, **MAILED_TWICE}),  # it asks about the charge only
+]
 """By policy, and whether the provider deduplicates: what is told and what is there after a retry."""
 
 
-@pytest.mark.parametrize("name", ["shop", "shop_without_redis"])
-def test_killed_at_each_boundary(request: pytest.FixtureRequest, name: str) -> None:
-    """Also where nothing is asked of Redis: its lock can matter."""
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [("shop", [HELD, RETRIED, *OTHERS]), ("shop_without_redis", [HELD, RETRIED])],
+    ids=["hybrid", "no Redis"],  # its lock can matter also where nothing is asked of Redis
+)
+def test_killed_at_each_boundary(name: str, runs: Any, request: pytest.FixtureRequest) -> None:
     shop: Shop = request.getfixturevalue(name)
-    orders = {(*run, point): str(uuid.uuid4()) for run in IN_THE_END for point in LEFT}
-    for (policy, dedupe, point), order in orders.items():
+    cases = [(run, point, str(uuid.uuid4())) for run, _, _ in runs for point in LEFT]
+    for (policy, dedupe), point, order in cases:
         died = shop.buy(order, policy, x_kill=point, x_provider_dedupe=dedupe)
         early = shop.buy(order, policy)
         assert (point, died.status, early.told) == (point, 0, "409 request-in-progress")
         assert early.retry_after == 1
     shop.wait_for_leases_to_end()
     told, there = defaultdict(set), defaultdict(dict)
-    for (policy, dedupe, point), order in orders.items():
+    for (policy, dedupe), point, order in cases:
         wait_until(lambda order=order, point=point: shop.counts(order) == LEFT[point], point)
         first = shop.buy(order, policy, x_provider_dedupe=dedupe)
         second = shop.buy(order, policy, x_provider_dedupe=dedupe)
@@ -60,8 +63,8 @@ def test_killed_at_each_boundary(request: pytest.FixtureRequest, name: str) -> N
         assert second.replayed == (policy != "hold")
         told[policy, dedupe].add(first.told)
         there[policy, dedupe][point] = shop.counts(order)
-    assert told == {run: {expected} for run, (expected, _) in IN_THE_END.items()}
-    assert there == {run: expected for run, (_, expected) in IN_THE_END.items()}
+    assert told == {run: {expected} for run, expected, _ in runs}
+    assert there == {run: expected for run, _, expected in runs}
 
 
 @pytest.mark.parametrize("policy", ["hold", "retry", "ask"])

@@ -178,7 +178,7 @@ MUTANTS = {
     "errors_kept": Mutant(
         {"trouble_share": 0.3},
         None,
-        (settings, "is_stored_by_default", "return ", "return status == 500 or "),
+        (settings, "is_stored_by_default", "if status < 500", "if status <= 500"),
     ),
     # A take-over keeps the number of the attempt that died.
     "claim_without_attempt": Mutant(

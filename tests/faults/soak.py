@@ -240,7 +240,7 @@ class Soak:
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                     answered.add(int(running.send(url, "GET", "/", {}).body))
             pids = [{worker.pid for worker in master.children()} or {0} for master in gunicorns]
-            return not self._on_their_way and answered.issuperset(*pids)
+            return not self._on_their_way and answered.issuperset(itertools.chain(*pids))
 
         wait_until(is_well, "every worker answers")
 
