@@ -20,7 +20,7 @@ from pathlib import Path
 import servers.urls
 import tests.sessions
 from tests.faults.checker import Violation, emptiness, violations
-from tests.faults.explore.world import BOUNDS, Explorer
+from tests.faults.explore.world import BOUNDS, explore_bound
 from tests.faults.history import History, by_name
 from tests.faults.mutants import MUTANTS
 from tests.faults.soak import LONGEST_VIEW_SECONDS, Machines, Plan, run
@@ -80,12 +80,12 @@ def soak_mutants(seconds: float, seed: int) -> bool:
 def explore(*, controls: bool) -> bool:
     """Every schedule of each bound must keep every guarantee, and each mutant break one."""
     total: Counter[str] = Counter()
-    mutants = {name: mutant for name, mutant in MUTANTS.items() if mutant.bound is not None}
+    mutants = {name: mutant for name, mutant in MUTANTS.items() if mutant.bound}
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
-        explorer = Explorer(postgres, redis_server)
         for name in mutants if controls else BOUNDS:
             with mutants[name].apply() if controls else nullcontext():
-                found = explorer.run(mutants[name].bound if controls else BOUNDS[name])
+                bound = mutants[name].bound if controls else BOUNDS[name]
+                found = explore_bound(bound, postgres, redis_server)
             print(f"{name:34}{found.schedules:>6} schedules, {found.seconds:.1f} s", flush=True)
             print(*(f"VIOLATED {violation}\n" for violation in found.violations), sep="", end="")
             total.update(schedules=found.schedules, runs=1, violated=bool(found.violations))

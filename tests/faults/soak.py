@@ -21,17 +21,16 @@ import psutil
 import servers
 import tests.sessions
 from laboratory import running
-from tests.faults import app
+from tests.faults.app import POINTS, TROUBLE, create_tables
 from tests.faults.checker import missing
 from tests.faults.history import History, Journal, Truth, digest, endpoint_of, load, read
 from tests.faults.nemesis import FAULTS, World, flush, harass
-from tests.faults.points import POINTS, TROUBLE
 from tests.integration.apps import gunicorn_conf
 from tests.waiting import wait_until
 
 COOPERATIVE = {"COOPERATIVE": "yes", "PRELOAD": "no"}
 """Lets greenlets change places while psycopg2 waits; see ``gunicorn_conf``. The application is loaded
-after gevent's patches: what a request asks for (``points.py``) is then its greenlet's own."""
+after gevent's patches: what a request asks for (``app.py``) is then its greenlet's own."""
 
 KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "sync": ((), {}),
@@ -93,7 +92,7 @@ class Machines(ExitStack):
     def serve(self, plan: Plan, path: Path) -> Iterator[tuple[World, list[str]]]:
         """The application under gunicorn, once for each kind of worker."""
         database = self.postgres.database(f"faults_{next(self._numbers)}")
-        app.create_tables(database)
+        create_tables(database)
         with ExitStack() as stack:
             proxy = stack.enter_context(servers.FaultProxy(database))
             environment = {
@@ -240,7 +239,7 @@ class Soak:
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                     answered.add(int(running.send(url, "GET", "/", {}).body))
             pids = [{worker.pid for worker in master.children()} or {0} for master in gunicorns]
-            return not self._on_their_way and answered.issuperset(itertools.chain(*pids))
+            return not self._on_their_way and answered >= set().union(*pids)
 
         wait_until(is_well, "every worker answers")
 

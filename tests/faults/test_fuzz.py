@@ -37,7 +37,7 @@ def test_whatever_stands_in_redis_postgres_decides(world, add_view, redis_server
     values = st.binary(max_size=200) | (honest | cut | other | st.just("1:done")).map(str.encode)
     new = iter(range(10**6))
 
-    @settings(max_examples=80, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=40, deadline=None, database=None, derandomize=True)
     @given(value=values, milliseconds=st.none() | st.integers(1000, 10**7), is_list=st.booleans())
     def check(value: bytes, milliseconds: int | None, is_list: bool) -> None:
         for key in ("fuzzed", f"new-{next(new)}"):

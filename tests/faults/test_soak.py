@@ -22,9 +22,7 @@ def machines() -> Iterator[Machines]:
         yield running
 
 
-@pytest.mark.parametrize(
-    ("driver", "wait"), [("psycopg2", 0.0), ("psycopg2", 0.3), ("psycopg", 0.3)], indirect=["driver"]
-)
+@pytest.mark.parametrize(("driver", "wait"), [("psycopg2", 0.0), ("psycopg", 0.3)], indirect=["driver"])
 def test_every_guarantee_holds_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:

@@ -19,9 +19,8 @@ import sqlalchemy as sa
 import servers
 from laboratory import running
 from tests import sessions
-from tests.faults import app as faulty_app
+from tests.faults.app import POINTS, create_tables
 from tests.faults.nemesis import COMPLETION
-from tests.faults.points import POINTS
 from tests.integration.shops import HELD, Shop, promises_hold
 from tests.stores import BOTH
 from tests.waiting import wait_until
@@ -37,7 +36,7 @@ PROBE_SECONDS = 0.1
 def faulty(postgres: Any, redis_server: Any, tmp_path_factory: Any) -> Iterator[Shop]:
     """The application of the soak, whose workers die where a request asks for it."""
     url = postgres.database("points")
-    faulty_app.create_tables(url)
+    create_tables(url)
     journal = tmp_path_factory.mktemp("points") / "journal.jsonl"
     environment = {
         "DATABASE_URL": url,

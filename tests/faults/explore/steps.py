@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -68,27 +68,18 @@ class Servers:
 
     def __init__(self, url: str, redis_url: str) -> None:
         self.redis = redis.Redis.from_url(redis_url, socket_timeout=PATIENCE_SECONDS)
-        times = {"PROBE_AFTER_SECONDS": PROBE_AFTER_SECONDS, "LOCK_SECONDS": 2 * PROBE_AFTER_SECONDS}
-        self._slow_locks = patch.multiple(lock, **times)
-        self._slow_locks.start()
         self._admin = psycopg2.connect(plain_dsn(url))
         self._admin.autocommit = True
         self.ask(_SCHEMA)
         self.engine = sa.create_engine(url)
         self._class = class_of(self.engine.dialect.name, self.engine.dialect.driver)
         event.listen(self.engine, "checkout", self._taken)
-        event.listen(self.engine, "checkin", self._given_back)
+        event.listen(self.engine, "checkin", self._taken)
         table = define_table(sa.MetaData(), "idempotency_record")
         self.records = PostgresRecords(self.engine, table)
         table.metadata.create_all(self.engine)
         hook(self.engine, lambda *_what: None)
         self.records.messages.facts()  # the questions of an engine's first use
-
-    def close(self) -> None:
-        self.engine.dispose()
-        self._admin.close()
-        self.redis.close()
-        self._slow_locks.stop()
 
     def ask(self, sql: str, *values: Any) -> list[Any]:
         """Ask on a connection of the test's own."""
@@ -108,13 +99,10 @@ class Servers:
             if time.monotonic() > end:
                 raise Violation("a terminated backend stays")
 
-    def _taken(self, driver: Any, _record: Any, _fairy: Any) -> None:
+    def _taken(self, driver: Any, _record: Any, fairy: Any = None) -> None:
+        """Or given back, then without a fairy."""
         if actor := Actor.current():
-            actor.backend = driver.info.backend_pid
-
-    def _given_back(self, _driver: Any, _record: Any) -> None:
-        if actor := Actor.current():
-            actor.backend = None
+            actor.backend = fairy and driver.info.backend_pid
 
     def check_connections(self) -> None:
         """Every connection must be back, and no transaction open."""
@@ -123,9 +111,10 @@ class Servers:
             raise Violation("a connection was not given back, or a transaction is left open")
 
     @contextmanager
-    def stepped(self) -> Iterator[None]:
-        """Cut the package's messages into steps, and give it the clock of the test."""
+    def in_steps(self) -> Iterator[Servers]:
+        """Cut the package's messages into steps, and give it the clock of the test. Then close."""
         send = self._class.send
+        times = {"PROBE_AFTER_SECONDS": PROBE_AFTER_SECONDS, "LOCK_SECONDS": 2 * PROBE_AFTER_SECONDS}
 
         def step_by_step(wire: RawConnection, sql: str, values: Any = None, first: Any = ()) -> Any:
             actor = Actor.current()
@@ -141,11 +130,14 @@ class Servers:
                 raise
 
         with (
+            closing(self._admin),
+            closing(self.redis),
             patch.object(self._class, "send", step_by_step),
             patch.object(holds, "time", Clock),
-            patch.object(lock, "sender", sender_in_steps),
+            patch.multiple(lock, sender=sender_in_steps, **times),
         ):
-            yield
+            yield self
+            self.engine.dispose()
 
     def _steps(
         self, send: Any, actor: Actor, wire: RawConnection, sql: str, values: Any, first: Any

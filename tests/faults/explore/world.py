@@ -71,7 +71,7 @@ class Bound:
 
 WAITS = (Plan(), Plan(wait=5))
 
-BOUNDS: dict[str, Bound] = {
+BOUNDS = {
     "two": Bound(),
     "two, no Redis": Bound(redis=False),
     "two, lock grows old": Bound(faults=(AGE,), time_outs=0),
@@ -319,19 +319,12 @@ def _facts(answer: StoredResponse) -> dict[str, Any]:
     return {"answer": str(whole), "execution": body.strip()}
 
 
-class Explorer:
-    """Explores bounds on a PostgreSQL and a Redis that are there; on a fresh database each time."""
-
-    def __init__(self, postgres: Any, redis_server: Any) -> None:
-        self._postgres, self._redis, self._numbers = postgres, redis_server, itertools.count()
-
-    def run(self, bound: Bound, **options: Any) -> Report:
-        """Every schedule of a bound; ``options`` as of :func:`explore`."""
-        servers = Servers(self._postgres.database(f"explored_{next(self._numbers)}"), self._redis.url)
-        logging.disable(logging.CRITICAL)  # the package warns of every fault
-        try:
-            with servers.stepped():
-                return explore(lambda: World(servers, bound), depth=bound.depth, **options)
-        finally:
-            logging.disable(logging.NOTSET)
-            servers.close()
+def explore_bound(bound: Bound, postgres: Any, redis_server: Any, limit: int | None = None) -> Report:
+    """Every schedule of a bound, on a fresh database; or the first ones, up to a limit."""
+    url = postgres.database(f"explored_{next(_numbers)}")
+    logging.disable(logging.CRITICAL)  # the package warns of every fault
+    try:
+        with Servers(url, redis_server.url).in_steps() as servers:
+            return explore(lambda: World(servers, bound), depth=bound.depth, limit=limit)
+    finally:
+        logging.disable(logging.NOTSET)
