@@ -7,11 +7,11 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import psutil
@@ -31,20 +31,13 @@ ONCE = (1, 1, 1)
 """Charges, rows and mails of an order that is done."""
 
 
-@dataclass
-class Reply:
-    """What a client was told; status 0: the connection broke."""
+class Reply(NamedTuple):
+    """What a client was told: the status, and the name of a problem. "": the connection broke."""
 
-    status: int
+    told: str = ""
     body: str = ""
-    retry_after: int | None = None
+    retry_after: str | None = None
     replayed: bool = False
-
-    @property
-    def told(self) -> str:
-        """The status and, of a problem, its name."""
-        problem = json.loads(self.body).get("type", "") if self.body else ""
-        return f"{self.status} {problem.rpartition(':')[2]}".strip()
 
 
 @dataclass
@@ -65,10 +58,10 @@ class Shop:
         try:
             answer = running.send(self.url, "POST", f"/{policy}", sent, "")
         except (OSError, http.client.HTTPException):
-            return Reply(0)
-        after = answer.headers["Retry-After"]
-        replayed = "Idempotent-Replayed" in answer.headers
-        return Reply(answer.status, answer.body, after and int(after), replayed)
+            return Reply()
+        told = f"{answer.status} {json.loads(answer.body).get('type', '').rpartition(':')[2]}".strip()
+        is_replayed = "Idempotent-Replayed" in answer.headers
+        return Reply(told, answer.body, answer.headers["Retry-After"], is_replayed)
 
     def sql(self, statement: str, *values: Any) -> list[Any]:
         dsn = servers.plain_dsn(self.environment["DATABASE_URL"])
@@ -109,40 +102,39 @@ class Shop:
 
 
 @pytest.fixture(scope="session")
-def open_shop(postgres: Any) -> Iterator[Callable[[str], Shop]]:
-    """Starts four workers, with the Redis of a URL or none: three may be held up, and one serves."""
-    with ExitStack() as stack:
-        provider = stack.enter_context(Provider())
-        stack.callback(provider.shutdown)
-        threading.Thread(target=provider.serve_forever, daemon=True).start()
+def provider() -> Iterator[Provider]:
+    with Provider() as running_provider:
+        threading.Thread(target=running_provider.serve_forever, daemon=True).start()
+        yield running_provider
+        running_provider.shutdown()
 
-        def start(redis_url: str) -> Shop:
-            environment = {
-                "DATABASE_URL": postgres.database("external" if redis_url else "external_alone"),
-                "REDIS_URL": redis_url,
-                "PROVIDER_PORT": str(provider.server_port),
-            }
-            with patch.dict(os.environ, environment):
-                app = shop_program.create_app()
-            with app.app_context():
-                shop_program.db.create_all()
-                stack.callback(shop_program.db.engine.dispose)
-            how = ("--log-level", "critical", "--workers", "4", "--config", gunicorn_conf.__file__)
-            gunicorn = running.gunicorn("tests.external.shop:create_app()", environment, *how)
-            url, process = stack.enter_context(gunicorn)
-            return Shop(url, process.pid, environment, provider, app)
 
-        yield start
+@contextmanager
+def open_shop(provider: Provider, database_url: str, redis_url: str) -> Iterator[Shop]:
+    """Starts four workers: three may be held up, and one serves."""
+    port = str(provider.server_port)
+    environment = {"DATABASE_URL": database_url, "REDIS_URL": redis_url, "PROVIDER_PORT": port}
+    with patch.dict(os.environ, environment):
+        app = shop_program.create_app()
+    with app.app_context():
+        shop_program.db.create_all()
+    how = ("--log-level", "critical", "--workers", "4", "--config", gunicorn_conf.__file__)
+    with running.gunicorn("tests.external.shop:create_app()", environment, *how) as (url, process):
+        yield Shop(url, process.pid, environment, provider, app)
+    with app.app_context():
+        shop_program.db.engine.dispose()
 
 
 @pytest.fixture(scope="session")
-def shop(open_shop: Callable[[str], Shop], redis_server: Any) -> Shop:
-    return open_shop(redis_server.url)
+def shop(provider: Provider, postgres: Any, redis_server: Any) -> Iterator[Shop]:
+    with open_shop(provider, postgres.database("external"), redis_server.url) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
-def shop_without_redis(open_shop: Callable[[str], Shop]) -> Shop:
-    return open_shop("")
+def shop_without_redis(provider: Provider, postgres: Any) -> Iterator[Shop]:
+    with open_shop(provider, postgres.database("external_alone"), "") as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -19,10 +19,6 @@ from typing import Any
 HOLD_SECONDS = 20
 
 
-class Dropped(Exception):
-    """The connection is to be closed without an answer."""
-
-
 class Provider(ThreadingHTTPServer):
     """The running provider, and what it did."""
 
@@ -30,8 +26,7 @@ class Provider(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Calls)
         self.effects: list[dict[str, str]] = []
         self.by_key: dict[str, dict[str, str]] = {}
-        self.gates: dict[str, threading.Event] = defaultdict(threading.Event)
-        """Of the orders that are or were held."""
+        self.gates: dict[str, threading.Event] = defaultdict(threading.Event)  # of orders that are held
         self.lock = threading.Lock()
 
     def ledger(self, order: str) -> tuple[int, int]:
@@ -48,13 +43,10 @@ class Calls(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["order"]
-        try:
-            self.trouble("before", order)
+        if not self.trouble("before", order):
             effect = self.take_effect(order)
-            self.trouble("after", order)
-            self.answer(effect)
-        except Dropped:
-            self.close_connection = True
+            if not self.trouble("after", order):
+                self.answer(effect)
 
     def take_effect(self, order: str) -> dict[str, str]:
         key, provider = self.headers["Idempotency-Key"], self.server
@@ -67,13 +59,12 @@ class Calls(BaseHTTPRequestHandler):
             provider.effects.append(effect)
             return effect
 
-    def trouble(self, when: str, order: str) -> None:
-        """Make the trouble that was asked for."""
+    def trouble(self, when: str, order: str) -> bool:
+        """Make the trouble that was asked for; whether nothing is to be answered."""
         what, _, at = self.headers.get("X-Trouble", "").partition("-")
-        if at == when and what == "drop":
-            raise Dropped
-        if at == when:
+        if at == when and what == "hold":
             self.server.gates[order].wait(HOLD_SECONDS)
+        return at == when and what == "drop"  # the connection is closed without an answer
 
     def answer(self, body: Any) -> None:
         data = json.dumps(body).encode()

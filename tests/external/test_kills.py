@@ -51,15 +51,15 @@ def test_killed_at_each_boundary(name: str, runs: Any, request: pytest.FixtureRe
     for (policy, dedupe), point, order in cases:
         died = shop.buy(order, policy, x_kill=point, x_provider_dedupe=dedupe)
         early = shop.buy(order, policy)
-        assert (point, died.status, early.told) == (point, 0, "409 request-in-progress")
-        assert early.retry_after == 1
+        assert (point, died.told, early.told) == (point, "", "409 request-in-progress")
+        assert early.retry_after == "1"
     shop.wait_for_leases_to_end()
     told, there = defaultdict(set), defaultdict(dict)
     for (policy, dedupe), point, order in cases:
         wait_until(lambda order=order, point=point: shop.counts(order) == LEFT[point], point)
         first = shop.buy(order, policy, x_provider_dedupe=dedupe)
         second = shop.buy(order, policy, x_provider_dedupe=dedupe)
-        assert (second.status, second.body) == (first.status, first.body)
+        assert (second.told, second.body) == (first.told, first.body)
         assert second.replayed == (policy != "hold")
         told[policy, dedupe].add(first.told)
         there[policy, dedupe][point] = shop.counts(order)
@@ -69,7 +69,7 @@ def test_killed_at_each_boundary(name: str, runs: Any, request: pytest.FixtureRe
 
 @pytest.mark.parametrize("policy", ["hold", "retry", "ask"])
 def test_killed_with_its_response_stored_it_is_done(shop: Shop, order: str, policy: str) -> None:
-    assert shop.buy(order, policy, x_kill="answer stored").status == 0
+    assert shop.buy(order, policy, x_kill="answer stored").told == ""
     first, second = shop.buy(order, policy), shop.buy(order, policy)
     assert first.told == "201"
     assert first.replayed
@@ -83,7 +83,7 @@ def test_a_provider_in_trouble_is_called_again_with_the_same_key(
     shop: Shop, order: str, trouble: str, dedupe: str
 ) -> None:
     told = shop.buy(order, x_provider_trouble=trouble, x_provider_dedupe=dedupe)
-    assert (told.told, told.retry_after) == ("503 try-again", 1)
+    assert (told.told, told.retry_after) == ("503 try-again", "1")
     first, second = shop.buy(order, x_provider_dedupe=dedupe), shop.buy(order)
     assert (first.told, second.body) == ("201", first.body)
     lost_the_result = trouble.endswith("after") and dedupe == "off"
