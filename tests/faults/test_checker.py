@@ -1,8 +1,5 @@
 """The checker accepts a good history, and rejects each kind of broken one for the right reason."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,7 +15,7 @@ QUOTA = {"lock": 1, CRASH: 1}
 ALICE, BOB = ("alice", "key"), ("bob", "key")
 
 
-def good() -> tuple[History, Truth]:
+def good():
     """Alice dies once, retries, meets her duplicate, and is refused another body; Bob just pays."""
     ask = Request(*ALICE, body=0, at=0)
     paid = replace(ask, status=201, answer="A", execution="a2")
@@ -49,46 +46,41 @@ def good() -> tuple[History, Truth]:
     return history, Truth(rows, records)
 
 
-def broken_rules(history: History, truth: Truth) -> set[str]:
+def broken_rules(history, truth):
     """Keys settle within 3 s."""
     found = checker.violations(history, truth, longest_view_seconds=1.0)
     return {violation.rule for violation in found}
 
 
-def test_a_good_history_is_accepted() -> None:
+def test_a_good_history_is_accepted():
     history, truth = good()
     assert broken_rules(history, truth) == set()
     assert emptiness(history, QUOTA) == []
 
 
-Break = Callable[[History, Truth], object]
+# What breaks a history, or changes it up to a limit: functions of the history and the truth.
 
 
-def change(number: int, **facts: object) -> Break:
+def change(number, **facts):
     """Request ``number`` with other facts."""
 
-    def broken(history: History, _truth: Truth) -> None:
-        request = history.requests[number - 1]
-        history.requests[number - 1] = replace(request, **facts)  # type: ignore[arg-type]
+    def broken(history, _truth):
+        history.requests[number - 1] = replace(history.requests[number - 1], **facts)
 
     return broken
 
 
-def add(**facts: object) -> Break:
+def add(**facts):
     """One more request of Alice's, after all the others."""
-
-    def broken(history: History, _truth: Truth) -> None:
-        request = Request(*ALICE, body=0, at=15, returned=16)
-        history.requests.append(replace(request, **facts))  # type: ignore[arg-type]
-
-    return broken
+    request = Request(**{"scope": "alice", "key": "key", "body": 0, "at": 15, "returned": 16, **facts})
+    return lambda h, t: h.requests.append(request)
 
 
-def both(*breaks: Break) -> Break:
+def both(*breaks):
     return lambda h, t: [each(h, t) for each in breaks]
 
 
-BROKEN: dict[str, Break] = {
+BROKEN = {
     "more than one row": lambda h, t: t.rows.append(replace(t.rows[0], execution="a3")),
     "a row without a completed record": lambda h, t: t.records.update({ALICE: Kept(False)}),
     "a completed record without its row": lambda h, t: t.rows.pop(0),
@@ -125,27 +117,27 @@ BROKEN: dict[str, Break] = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_a_broken_history_is_rejected(rule: str) -> None:
+def test_a_broken_history_is_rejected(rule):
     history, truth = good()
     BROKEN[rule](history, truth)
     assert rule.strip() in broken_rules(history, truth)
 
 
-def fault(kind: str, at: float) -> Break:
+def fault(kind, at):
     return lambda h, t: h.faults.append(Fault(kind, at, at))
 
 
-def calm(history: History, _truth: Truth) -> None:
+def calm(history, _truth):
     history.deaths.clear()
     history.faults.clear()
 
 
 LATE = "409 after the final answer"
 late = add(at=20, returned=20.1, status=409)
+renumbered = BROKEN["two runs with one attempt number"]
 looks = add(at=19.9, returned=20.2, status=201, answer="A", execution="a2", replayed=True)
-renumbered: Break = lambda h, t: h.runs.insert(1, replace(h.runs[0], at=2))  # noqa: E731
 
-AT_THE_LIMIT: dict[str, tuple[Break, set[str]]] = {
+AT_THE_LIMIT = {
     "409 beside the first request": (add(at=5.9, returned=6.1, status=409), set()),
     "409 beside a retry that finds the answer": (both(calm, late, looks), {LATE}),
     "409 beside one, and Redis forgot the end": (both(late, looks, fault(FLUSH, 16)), set()),
@@ -155,19 +147,22 @@ AT_THE_LIMIT: dict[str, tuple[Break, set[str]]] = {
         lambda h, t: h.runs.insert(2, replace(h.runs[0], attempt=3, execution="a3", at=3.9)),
         set(),
     ),
-    "a crash may lose a claim that was not finished": (both(renumbered, fault(CRASH, 1.8)), set()),
+    "a crash may lose a claim that was not finished": (
+        both(renumbered, fault(CRASH, 1.8)),
+        set(),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", AT_THE_LIMIT)
-def test_what_may_be_is_accepted_and_no_more(name: str) -> None:
+def test_what_may_be_is_accepted_and_no_more(name):
     history, truth = good()
     change, rules = AT_THE_LIMIT[name]
     change(history, truth)
     assert broken_rules(history, truth) == rules
 
 
-EMPTY: dict[str, Break] = {
+EMPTY = {
     "only 10% of 41 requests": lambda h, t: h.requests.extend(h.requests[1] for _ in range(33)),
     "lock: 0 of 1": lambda h, t: h.deaths.clear(),
     f"{CRASH}: 0 of 1": lambda h, t: h.faults.clear(),
@@ -177,7 +172,7 @@ EMPTY: dict[str, Break] = {
 
 
 @pytest.mark.parametrize("reason", EMPTY)
-def test_a_run_that_proves_nothing_is_noticed(reason: str) -> None:
+def test_a_run_that_proves_nothing_is_noticed(reason):
     history, truth = good()
     EMPTY[reason](history, truth)
     assert any(reason in each for each in emptiness(history, QUOTA))

@@ -1,16 +1,12 @@
 """The explorer: it runs every order once, and finds what only one order shows."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.drivers import EACH
 from tests.faults.explore import schedules
-from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, explore
+from tests.faults.explore.schedules import Actor, Kind, Stage, explore
 from tests.faults.explore.world import BOUNDS, explore_bound
 from tests.faults.mutants import MUTANTS
 
@@ -31,36 +27,30 @@ SHORT = [(name, "psycopg2") for name in LEAST] + [(name, "psycopg") for name in 
 class Toy:
     """Threads that take steps of their own; no server."""
 
-    def __init__(self, *bodies: Callable[[Actor], Any]) -> None:
+    def __init__(self, *bodies):
         self.stage, self.order = Stage(), ""
         for name, body in zip("ABC", bodies, strict=False):
-            self.stage.add(name, lambda body=body: body(_me()))
+            self.stage.add(name, lambda body=body: body(Actor.current()))
 
-    def choices(self) -> list[Choice]:
+    def choices(self):
         return [actor.pending for actor in self.stage.actors if actor.pending]
 
-    def do(self, choice: Choice) -> list[Choice]:
+    def do(self, choice):
         self.order += choice.actor
         actor = self.stage[choice.actor]
         actor.go()
         self.stage.settle(actor)
         return []
 
-    def check(self) -> str:
+    def check(self):
         return self.order
 
-    def dismiss(self) -> None:
+    def dismiss(self):
         self.stage.dismiss()
 
 
-def _me() -> Actor:
-    actor = Actor.current()
-    assert actor
-    return actor
-
-
-def steps(count: int, kind: Kind) -> Callable[[Actor], None]:
-    def body(actor: Actor) -> None:
+def steps(count, kind):
+    def body(actor):
         for number in range(count):
             actor.stop_before(f"step {number}", kind)
 
@@ -68,7 +58,7 @@ def steps(count: int, kind: Kind) -> Callable[[Actor], None]:
 
 
 @pytest.mark.parametrize("counts", [(1,), (2, 2), (3, 2), (2, 1, 2)])
-def test_every_order_of_steps_that_others_notice_is_run_once(counts: tuple[int, ...]) -> None:
+def test_every_order_of_steps_that_others_notice_is_run_once(counts):
     report = explore(lambda: Toy(*(steps(n, Kind.COMMIT) for n in counts)))
     orders = math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
     assert (report.schedules, len(report.outcomes), report.exhausted) == (orders, orders, True)
@@ -82,31 +72,29 @@ def test_every_order_of_steps_that_others_notice_is_run_once(counts: tuple[int, 
     ],
     ids=["nobody notices", "some notice"],
 )
-def test_of_orders_that_nobody_notices_one_is_run(
-    kinds: tuple[tuple[int, Kind], ...], schedules: int
-) -> None:
+def test_of_orders_that_nobody_notices_one_is_run(kinds, schedules):
     report = explore(lambda: Toy(*(steps(count, kind) for count, kind in kinds)))
     assert report.schedules == schedules
 
 
-def test_what_cannot_be_repeated_is_a_violation() -> None:
+def test_what_cannot_be_repeated_is_a_violation():
     runs = iter(("same", "same", "other", "other"))
 
-    def body(actor: Actor) -> None:
+    def body(actor):
         actor.stop_before(next(runs), Kind.COMMIT)
 
     assert "not repeatable" in explore(lambda: Toy(body, body)).violations[0]
 
 
 @pytest.mark.parametrize(("name", "driver"), SHORT, indirect=["driver"])
-def test_every_schedule_keeps_every_guarantee(postgres: Any, redis_server: Any, name: str) -> None:
+def test_every_schedule_keeps_every_guarantee(postgres, redis_server, name):
     report = explore_bound(BOUNDS[name], postgres, redis_server)
     assert report.violations == []
     assert report.exhausted
     assert report.schedules >= LEAST[name], report.outcomes
 
 
-def test_what_the_last_look_shows_is_believed(postgres: Any, redis_server: Any) -> None:
+def test_what_the_last_look_shows_is_believed(postgres, redis_server):
     """Found here, at schedule 383: a lock timed out, then all had finished, and the answer was 503."""
     report = explore_bound(BOUNDS["two, no Redis"], postgres, redis_server, limit=400)
     assert report.violations == []
@@ -115,9 +103,7 @@ def test_what_the_last_look_shows_is_believed(postgres: Any, redis_server: Any) 
 @EACH
 @pytest.mark.of_tests
 @pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.bound])
-def test_a_mutant_is_caught(
-    postgres: Any, redis_server: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mutant_is_caught(postgres, redis_server, name, monkeypatch):
     monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 3)  # one of them shows by hanging
     with MUTANTS[name].apply():
         report = explore_bound(MUTANTS[name].bound, postgres, redis_server, limit=200)

@@ -1,9 +1,5 @@
 """Whatever stands in Redis: what the records say."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +9,7 @@ from flask_idempotency.core.keys import hash_key
 MINE = "canary-of-mine"
 
 
-def give(world: Any, key: str) -> Any:
+def give(world, key):
     """One request, which must leave the pool full; a refusal quotes nothing."""
     response = world.post(key=key, user=MINE)
     with world.app.app_context():
@@ -39,7 +35,7 @@ def test_whatever_stands_in_redis_postgres_decides(world, add_view, redis_server
 
     @settings(max_examples=40, deadline=None, database=None, derandomize=True)
     @given(value=values, milliseconds=st.none() | st.integers(1000, 10**7), is_list=st.booleans())
-    def check(value: bytes, milliseconds: int | None, is_list: bool) -> None:
+    def check(value, milliseconds, is_list):
         for key in ("fuzzed", f"new-{next(new)}"):
             place = prefix + hash_key("", record.name, MINE, key).hex()
             client.delete(place)

@@ -1,10 +1,5 @@
 """The soak in short: this package keeps its promises for a while, and one that does not is caught."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.drivers import EACH
@@ -17,15 +12,13 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
+def machines():
     with Machines() as running:
         yield running
 
 
 @pytest.mark.parametrize(("driver", "wait"), [("psycopg2", 0.0), ("psycopg", 0.3)], indirect=["driver"])
-def test_every_guarantee_holds_while_workers_and_servers_crash(
-    machines: Machines, tmp_path: Path, wait: float
-) -> None:
+def test_every_guarantee_holds_while_workers_and_servers_crash(machines, tmp_path, wait):
     plan = Plan(seconds=8, seed=1, wait=wait, pause_seconds=0.4)
     history, truth = run(plan, tmp_path / "journal.jsonl", machines, plan.quota())
     # Other tests run beside it; `make faults`, which runs alone, has less patience.
@@ -37,6 +30,6 @@ def test_every_guarantee_holds_while_workers_and_servers_crash(
 
 @pytest.mark.of_tests
 @EACH
-def test_who_breaks_a_promise_is_caught(machines: Machines) -> None:
+def test_who_breaks_a_promise_is_caught(machines):
     rules = {each.rule for each in caught("no_row_lock", 1, 5, machines)}
     assert "more than one row" in rules

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 GLANCE_SECONDS = 0.002
 """How long a step may take before the server is asked whether it waits for a lock."""
@@ -170,20 +170,6 @@ class Stage:
                 self.settle(actor)
 
 
-class Schedule(Protocol):
-    """One run, as :func:`explore` sees it.
-
-    ``choices`` is what may happen next, empty at the end. ``do`` lets one happen, and gives what could
-    have happened in its place, as far as it shows only now. ``check`` says at the end how it came out,
-    or raises :class:`Violation`. ``dismiss`` leaves nothing behind.
-    """
-
-    def choices(self) -> list[Choice]: ...
-    def do(self, choice: Choice) -> list[Choice]: ...
-    def check(self) -> str: ...
-    def dismiss(self) -> None: ...
-
-
 @dataclass
 class Report:
     """What :func:`explore` found."""
@@ -204,12 +190,16 @@ class _Fork:
 
 
 def explore(
-    start: Callable[[], Schedule],
+    start: Callable[[], Any],
     *,
     depth: int | None = None,
     limit: int | None = None,
 ) -> Report:
-    """Run every schedule until one breaks a guarantee.
+    """Run every schedule until one breaks a guarantee: what ``start`` gives has four methods.
+
+    ``choices`` is what may happen next, empty at the end. ``do`` lets one happen, and gives what could
+    have happened in its place, as far as it shows only now. ``check`` says at the end how it came out,
+    or raises :class:`Violation`. ``dismiss`` leaves nothing behind.
 
     Beyond the first ``depth`` choices of a schedule only one way is tried, and after ``limit``
     schedules nothing more.
@@ -235,7 +225,7 @@ def explore(
     return report
 
 
-def _run(schedule: Schedule, path: list[_Fork], taken: list[Choice], depth: int | None) -> bool:
+def _run(schedule: Any, path: list[_Fork], taken: list[Choice], depth: int | None) -> bool:
     """Go along ``path``, then on to the end. False: another schedule stands for this one."""
     while choices := schedule.choices():
         free = depth is None or len(taken) < depth
