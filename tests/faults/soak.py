@@ -215,14 +215,10 @@ class Soak:
         with contextlib.suppress(OSError, http.client.HTTPException):
             reply = running.send(rng.choice(self.urls), "POST", path, headers, body)
             if "Content-Length" in reply.headers:  # else cut in the headers: nothing else tells it
-                got = {
-                    "status": reply.status,
-                    "answer": digest(reply.body.encode()),
-                    "replayed": "Idempotent-Replayed" in reply.headers,
-                    "execution": json.loads(reply.body).get("execution", "")
-                    if reply.status == 201
-                    else "",
-                }
+                made = json.loads(reply.body) if reply.status == 201 else {}
+                got = {"status": reply.status, "answer": digest(reply.body.encode())}
+                got["replayed"] = "Idempotent-Replayed" in reply.headers
+                got["execution"] = made.get("execution", "")
         self.journal.note("request", at=began, returned=time.monotonic(), **name, **got)
         self._on_their_way.discard(number)
         return got["status"] in (201, 402, 422)
