@@ -16,7 +16,7 @@ from redis import Redis, RedisError
 import servers
 from tests.faults.history import Journal
 
-PATIENCE_SECONDS = 1.0
+VICTIM_SECONDS = 5.0
 """How long a fault waits for its victim: a transaction to end, a COMMIT to pass."""
 
 COMPLETION = b'"json"'
@@ -37,7 +37,7 @@ class World:
     gunicorns: list[psutil.Process]
 
     def redis_client(self) -> contextlib.closing[Redis]:
-        return contextlib.closing(Redis.from_url(self.redis.url, socket_timeout=PATIENCE_SECONDS))
+        return contextlib.closing(Redis.from_url(self.redis.url, socket_timeout=1))
 
     def heal(self) -> None:
         """Undo whatever a fault left behind."""
@@ -95,7 +95,7 @@ def terminate(world: World, rng: random.Random) -> bool:
     with contextlib.closing(psycopg2.connect(world.dsn, connect_timeout=2)) as connection:
         connection.autocommit = True
         cursor = connection.cursor()
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + VICTIM_SECONDS
         while time.monotonic() < deadline:
             cursor.execute(
                 "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
@@ -112,7 +112,7 @@ def lose_commit(world: World, _rng: random.Random) -> bool:
     """The COMMIT of an operation arrives; its answer does not."""
     before = world.proxy.lost
     world.proxy.lose_answer(COMPLETION)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + VICTIM_SECONDS
     while world.proxy.lost == before and time.monotonic() < deadline:
         time.sleep(0.01)
     return world.proxy.lost > before
