@@ -4,13 +4,9 @@ Nothing in its table is unique: a second run must show. Its provider writes a li
 the file ``CHARGES``.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import psycopg2
 import sqlalchemy as sa
@@ -38,7 +34,7 @@ class Payment(db.Model):  # type: ignore[name-defined, misc]
     id = sa.Column(sa.Integer, primary_key=True)
 
 
-def create_app() -> Flask:
+def create_app():
     """With one connection in its pool: one that is lost is missed by the next request."""
     app = Flask(__name__)
     app.config.update(
@@ -60,12 +56,12 @@ def create_app() -> Flask:
     return app
 
 
-def charge() -> None:
+def charge():
     with Path(os.environ["CHARGES"]).open("a") as file:
         file.write("charged\n")
 
 
-def book(seconds: float, times: int = 1) -> int:
+def book(seconds, times=1):
     db.session.add(Payment())
     db.session.flush()
     for _ in range(times):
@@ -74,61 +70,57 @@ def book(seconds: float, times: int = 1) -> int:
     return current_operation.attempt if current_operation else 1
 
 
-def job(seconds: float, times: int = 1) -> int:
+def job(seconds, times=1):
     current_operation.step("charge", charge)
-    return int(current_operation.step("book", book, seconds, times, atomic=True))
+    return current_operation.step("book", book, seconds, times, atomic=True)
 
 
-def view(function: Callable[..., int]) -> Callable[[], Any]:
+def view(function):
     """What it takes comes by headers, which no fingerprint has: a retry may ask for something else."""
 
-    def book_it() -> Any:
+    def book_it():
         seconds, times = request.headers.get("X-Seconds", "0"), request.headers.get("X-Times", "1")
         return {"attempt": function(float(seconds), int(times))}, 201
 
     return book_it
 
 
-JOBS: dict[str, tuple[Any, dict[str, Any]]] = {"job": (job, LEASED), "atomic_job": (book, {})}
+JOBS = {"job": (job, LEASED), "atomic_job": (book, {})}
 CALLS = *JOBS, "atomic", "leased"
 
 
-def call(app: Flask, name: str, seconds: float = 0, key: str = "order-1") -> int:
+def call(app, name, seconds=0, key="order-1"):
     """Do one booking in a job or a view; its attempt."""
     if name in JOBS:
         function, options = JOBS[name]
         with app.app_context():
-            attempt = idempotency.run(key, function, seconds, scope=None, name=name, **options)
-            return int(attempt)
+            return idempotency.run(key, function, seconds, scope=None, name=name, **options)
     headers = {"Idempotency-Key": key, "X-Seconds": str(seconds)}
     response = app.test_client().post(f"/{name}", headers=headers)
     if response.status_code == 409:
         raise RequestInProgress
     assert response.status_code == 201, response.text
-    return int(response.json["attempt"])
+    return response.json["attempt"]
 
 
-def cut_off_and_retried(app: Flask, name: str, cut_off: Callable[[], object]) -> dict[str, int]:
+def cut_off_and_retried(app, name, cut_off):
     """What a call leaves that is cut off inside its statement, and what its retries come to."""
     before = done()
     cut_off()
-    left, told = done()["payments"] - before["payments"], []
+    left = done()["payments"] - before["payments"]
 
-    def is_done() -> bool:
-        try:
-            told.append(call(app, name))
-        except RequestInProgress:  # the server has not noticed that nobody waits for the statement
-            return False
-        return True
+    def retry():
+        with suppress(RequestInProgress):  # the server has not noticed that nobody waits for it
+            return call(app, name)
 
-    wait_until(is_done, "the retry has a result")
+    attempt = wait_until(retry, "the retry has a result")
     made = {what: number - before[what] for what, number in done().items()}
-    assert call(app, name) == told[0], "the stored result"
+    assert call(app, name) == attempt, "the stored result"
     assert app.test_client().post("/plain").status_code == 201
-    return {"left": left, "attempt": told[0], **made}
+    return {"left": left, "attempt": attempt, **made}
 
 
-def select(statement: str) -> list[Any]:
+def select(statement):
     """Ask the shop's database, beside the shop."""
     with closing(psycopg2.connect(plain_dsn(os.environ["DATABASE_URL"]))) as connection:
         cursor = connection.cursor()
@@ -136,11 +128,8 @@ def select(statement: str) -> list[Any]:
         return [value for (value,) in cursor]
 
 
-def done() -> dict[str, int]:
+def done():
     """What the shop and its provider have done."""
     charges = Path(os.environ["CHARGES"])
-    (payments,) = select("SELECT count(*) FROM payment")
-    return {
-        "payments": payments,
-        "charges": len(charges.read_text().splitlines()) if charges.exists() else 0,
-    }
+    lines = charges.read_text().splitlines() if charges.exists() else []
+    return {"payments": select("SELECT count(*) FROM payment")[0], "charges": len(lines)}
