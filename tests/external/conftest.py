@@ -7,11 +7,10 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import psutil
@@ -51,7 +50,7 @@ class Shop:
     app: Flask
     """The same application in this process, for commands."""
 
-    def buy(self, order: str, policy: str = "retry", **headers: str) -> Reply:
+    def buy(self, order, policy="retry", **headers):
         """One request on a connection of its own; ``order`` is its key. ``x_kill`` is X-Kill."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         sent |= {"Idempotency-Key": order, "Authorization": "Bearer alice"}
@@ -63,28 +62,28 @@ class Shop:
         is_replayed = "Idempotent-Replayed" in answer.headers
         return Reply(told, answer.body, answer.headers["Retry-After"], is_replayed)
 
-    def sql(self, statement: str, *values: Any) -> list[Any]:
+    def sql(self, statement, *values):
         dsn = servers.plain_dsn(self.environment["DATABASE_URL"])
         with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
             cursor.execute(statement, values)
             return cursor.fetchall()
 
-    def wait_for_leases_to_end(self) -> None:
+    def wait_for_leases_to_end(self):
         running = "SELECT FROM idempotency_record WHERE lease_expires_at > clock_timestamp()"
         wait_until(lambda: not self.sql(running), "all leases are over")
 
-    def counts(self, order: str) -> tuple[int, int, int]:
+    def counts(self, order):
         """Charges, rows and mails of an order."""
         charges, mails = self.provider.ledger(order)
         ((rows,),) = self.sql('SELECT count(*) FROM "order" WHERE number = %s', order)
         return charges, rows, mails
 
-    def stopped(self) -> list[psutil.Process]:
+    def stopped(self):
         workers = psutil.Process(self.pid).children()
         return [worker for worker in workers if worker.status() == psutil.STATUS_STOPPED]
 
     @contextmanager
-    def worker_stopped(self) -> Iterator[None]:
+    def worker_stopped(self):
         """From when a worker has stopped itself, and its lease is over, until it goes on."""
         (worker,) = wait_until(self.stopped, "a worker is stopped")
         try:
@@ -93,7 +92,7 @@ class Shop:
         finally:
             worker.resume()
 
-    def run(self, *arguments: str) -> str:
+    def run(self, *arguments):
         """What a command wrote, apart from its log. It must succeed."""
         with patch.dict(os.environ, self.environment):
             result = self.app.test_cli_runner().invoke(cli, arguments)
@@ -102,7 +101,7 @@ class Shop:
 
 
 @pytest.fixture(scope="session")
-def provider() -> Iterator[Provider]:
+def provider():
     with Provider() as running_provider:
         threading.Thread(target=running_provider.serve_forever, daemon=True).start()
         yield running_provider
@@ -110,7 +109,7 @@ def provider() -> Iterator[Provider]:
 
 
 @contextmanager
-def open_shop(provider: Provider, database_url: str, redis_url: str) -> Iterator[Shop]:
+def open_shop(provider, database_url, redis_url):
     """Starts four workers: three may be held up, and one serves."""
     port = str(provider.server_port)
     environment = {"DATABASE_URL": database_url, "REDIS_URL": redis_url, "PROVIDER_PORT": port}
@@ -126,24 +125,24 @@ def open_shop(provider: Provider, database_url: str, redis_url: str) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def shop(provider: Provider, postgres: Any, redis_server: Any) -> Iterator[Shop]:
+def shop(provider, postgres, redis_server):
     with open_shop(provider, postgres.database("external"), redis_server.url) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def shop_without_redis(provider: Provider, postgres: Any) -> Iterator[Shop]:
+def shop_without_redis(provider, postgres):
     with open_shop(provider, postgres.database("external_alone"), "") as opened:
         yield opened
 
 
 @pytest.fixture
-def clients() -> Iterator[ThreadPoolExecutor]:
+def clients():
     with ThreadPoolExecutor(3) as pool:
         yield pool
 
 
 @pytest.fixture
-def order() -> str:
+def order():
     """A new order's number, which is its key."""
     return str(uuid.uuid4())

@@ -7,14 +7,11 @@ ledger. A second call with the same ``Idempotency-Key`` is given the first one's
 its gate is open. ``GET /find/<key>`` says what came of a call.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import defaultdict
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 HOLD_SECONDS = 20
 
@@ -22,14 +19,14 @@ HOLD_SECONDS = 20
 class Provider(ThreadingHTTPServer):
     """The running provider, and what it did."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Calls)
         self.effects: list[dict[str, str]] = []
         self.by_key: dict[str, dict[str, str]] = {}
         self.gates: dict[str, threading.Event] = defaultdict(threading.Event)  # of orders that are held
         self.lock = threading.Lock()
 
-    def ledger(self, order: str) -> tuple[int, int]:
+    def ledger(self, order):
         """How many charges and mails there were for an order."""
         made = [effect["what"] for effect in list(self.effects) if effect["order"] == order]
         return made.count("charges"), made.count("mails")
@@ -38,17 +35,17 @@ class Provider(ThreadingHTTPServer):
 class Calls(BaseHTTPRequestHandler):
     server: Provider
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.answer(self.server.by_key.get(self.path.removeprefix("/find/")))
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["order"]
         if not self.trouble("before", order):
             effect = self.take_effect(order)
             if not self.trouble("after", order):
                 self.answer(effect)
 
-    def take_effect(self, order: str) -> dict[str, str]:
+    def take_effect(self, order):
         key, provider = self.headers["Idempotency-Key"], self.server
         with provider.lock:
             if key in provider.by_key and self.headers.get("X-Dedupe") != "off":
@@ -59,23 +56,23 @@ class Calls(BaseHTTPRequestHandler):
             provider.effects.append(effect)
             return effect
 
-    def trouble(self, when: str, order: str) -> bool:
+    def trouble(self, when, order):
         """Make the trouble that was asked for; whether nothing is to be answered."""
         what, _, at = self.headers.get("X-Trouble", "").partition("-")
         if at == when and what == "hold":
             self.server.gates[order].wait(HOLD_SECONDS)
         return at == when and what == "drop"  # the connection is closed without an answer
 
-    def answer(self, body: Any) -> None:
+    def answer(self, body):
         data = json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
-    def handle(self) -> None:
+    def handle(self):
         with suppress(ConnectionError):  # who asked may have been killed meanwhile
             super().handle()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass

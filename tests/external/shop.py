@@ -18,7 +18,6 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent, operation_executed
-from flask_idempotency.session.operation import Operation
 
 db = SQLAlchemy()
 
@@ -31,14 +30,14 @@ class Order(db.Model):  # type: ignore[name-defined, misc]
     charge: Mapped[str]
 
 
-def point(name: str) -> None:
+def point(name):
     """Be killed or stopped here, if the request asks for it."""
     for header, number in (("X-Kill", signal.SIGKILL), ("X-Stop", signal.SIGSTOP)):
         if request.headers.get(header) == name:
             os.kill(os.getpid(), number)
 
 
-def call(method: str, path: str, *, key: str = "", **headers: str) -> Any:
+def call(method, path, *, key="", **headers):
     """Call the provider. Without a result nobody knows: whoever tries again, has the same key."""
     connection = HTTPConnection("127.0.0.1", int(os.environ["PROVIDER_PORT"]), timeout=30)
     body = json.dumps({"order": current_operation.key})
@@ -53,7 +52,7 @@ def call(method: str, path: str, *, key: str = "", **headers: str) -> Any:
         connection.close()
 
 
-def charge(key: str) -> Any:
+def charge(key):
     point("charge begun")
     prefix = "X-Provider-"
     asked = {f"X-{name[len(prefix) :]}": v for name, v in request.headers if name.startswith(prefix)}
@@ -62,7 +61,7 @@ def charge(key: str) -> Any:
     return result
 
 
-def write_order(charge: str) -> int:
+def write_order(charge):
     order = Order(number=current_operation.key, charge=charge)
     db.session.add(order)
     db.session.commit()
@@ -70,14 +69,14 @@ def write_order(charge: str) -> int:
     return order.id
 
 
-def mail(key: str) -> Any:
+def mail(key):
     dedupe = request.headers.get("X-Provider-Dedupe", "on")
     result = call("POST", "/mails", key=key, **{"X-Dedupe": dedupe})
     point("mail made")
     return result
 
 
-def buy() -> Any:
+def buy():
     point("begun")
     key = current_operation.derive_key("charge")
     paid = current_operation.step("charge", charge, key)
@@ -85,7 +84,7 @@ def buy() -> Any:
     return finish(paid)
 
 
-def finish(paid: Any) -> Any:
+def finish(paid):
     """All that comes after the charge."""
     order = current_operation.step("order", write_order, paid["id"], atomic=True)
     point("order committed")
@@ -94,7 +93,7 @@ def finish(paid: Any) -> Any:
     return {"order": order, "charge": paid["id"], "attempt": current_operation.attempt}, 201
 
 
-def ask(operation: Operation) -> Any:
+def ask(operation):
     """Find out at the provider: go on from a charge that was made, or (None) begin again."""
     paid = call("GET", "/find/" + operation.derive_key("charge"))
     return None if paid is None else finish(paid)
@@ -103,7 +102,7 @@ def ask(operation: Operation) -> Any:
 POLICIES: dict[str, Any] = {"hold": "hold", "retry": "retry", "ask": ask}
 
 
-def create_app() -> Flask:
+def create_app():
     app = Flask(__name__)
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],

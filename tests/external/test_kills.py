@@ -1,10 +1,7 @@
 """kill -9 of a worker at each boundary between steps, under each policy."""
 
-from __future__ import annotations
-
 import uuid
 from collections import defaultdict
-from typing import Any
 
 import pytest
 
@@ -45,7 +42,7 @@ OTHERS = [
     [("shop", [HELD, RETRIED, *OTHERS]), ("shop_without_redis", [HELD, RETRIED])],
     ids=["hybrid", "no Redis"],  # its lock can matter also where nothing is asked of Redis
 )
-def test_killed_at_each_boundary(name: str, runs: Any, request: pytest.FixtureRequest) -> None:
+def test_killed_at_each_boundary(name, runs, request):
     shop: Shop = request.getfixturevalue(name)
     cases = [(run, point, str(uuid.uuid4())) for run, _, _ in runs for point in LEFT]
     for (policy, dedupe), point, order in cases:
@@ -68,7 +65,7 @@ def test_killed_at_each_boundary(name: str, runs: Any, request: pytest.FixtureRe
 
 
 @pytest.mark.parametrize("policy", ["hold", "retry", "ask"])
-def test_killed_with_its_response_stored_it_is_done(shop: Shop, order: str, policy: str) -> None:
+def test_killed_with_its_response_stored_it_is_done(shop, order, policy):
     assert shop.buy(order, policy, x_kill="answer stored").told == ""
     first, second = shop.buy(order, policy), shop.buy(order, policy)
     assert first.told == "201"
@@ -79,9 +76,7 @@ def test_killed_with_its_response_stored_it_is_done(shop: Shop, order: str, poli
 
 @pytest.mark.parametrize("dedupe", ["on", "off"])
 @pytest.mark.parametrize("trouble", ["drop-before", "drop-after"])
-def test_a_provider_in_trouble_is_called_again_with_the_same_key(
-    shop: Shop, order: str, trouble: str, dedupe: str
-) -> None:
+def test_a_provider_in_trouble_is_called_again_with_the_same_key(shop, order, trouble, dedupe):
     told = shop.buy(order, x_provider_trouble=trouble, x_provider_dedupe=dedupe)
     assert (told.told, told.retry_after) == ("503 try-again", "1")
     first, second = shop.buy(order, x_provider_dedupe=dedupe), shop.buy(order)

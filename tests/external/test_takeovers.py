@@ -1,20 +1,17 @@
 """Two workers: the lease of the first is over, and it is still alive. Or a person decides."""
 
-from __future__ import annotations
-
 import json
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.external.conftest import ONCE, Shop
+from tests.external.conftest import ONCE
 from tests.waiting import wait_until
 
 EVERYTHING = "SELECT * FROM idempotency_record ORDER BY key"
 
 
-def test_a_slow_call_is_taken_over(shop: Shop, clients: ThreadPoolExecutor) -> None:
+def test_a_slow_call_is_taken_over(shop, clients):
     """Before the charge or after it; the third at a provider that does not deduplicate."""
     runs = [("hold-before", "on", 0, 1), ("hold-after", "on", 1, 1), ("hold-after", "off", 1, 2)]
     orders = [str(uuid.uuid4()) for _ in runs]
@@ -45,9 +42,7 @@ def test_a_slow_call_is_taken_over(shop: Shop, clients: ThreadPoolExecutor) -> N
         ("mail recorded", "none"),
     ],
 )
-def test_a_stopped_worker_is_taken_over_and_writes_nothing(
-    shop: Shop, clients: ThreadPoolExecutor, order: str, where: str, trouble: str
-) -> None:
+def test_a_stopped_worker_is_taken_over_and_writes_nothing(shop, clients, order, where, trouble):
     first = clients.submit(shop.buy, order, x_stop=where)
     with shop.worker_stopped():
         second = clients.submit(shop.buy, order, x_provider_trouble=trouble)
@@ -61,9 +56,7 @@ def test_a_stopped_worker_is_taken_over_and_writes_nothing(
     assert shop.counts(order) == ONCE
 
 
-def test_a_worker_stopped_in_an_atomic_step_is_waited_for(
-    shop: Shop, clients: ThreadPoolExecutor, order: str
-) -> None:
+def test_a_worker_stopped_in_an_atomic_step_is_waited_for(shop, clients, order):
     """Its transaction holds the record: a lease that is over takes nothing from it."""
     first = clients.submit(shop.buy, order, x_stop="order written")
     with shop.worker_stopped():
@@ -73,7 +66,7 @@ def test_a_worker_stopped_in_an_atomic_step_is_waited_for(
     assert shop.counts(order) == ONCE
 
 
-def interrupt(shop: Shop, order: str, where: str) -> str:
+def interrupt(shop, order, where):
     """Kill the order's worker; its lease is over then. What ``list`` shows of its record."""
     assert shop.buy(order, "hold", x_kill=where).told == ""
     shop.wait_for_leases_to_end()
@@ -83,7 +76,7 @@ def interrupt(shop: Shop, order: str, where: str) -> str:
     return str(line["key"])
 
 
-def test_an_operator_ends_it_and_then_lets_it_run_again(shop: Shop, order: str) -> None:
+def test_an_operator_ends_it_and_then_lets_it_run_again(shop, order):
     key = interrupt(shop, order, "charge made")
     assert shop.buy(order, "hold").told == "409 operation-interrupted"
     for end, told, counts in ((["--fail"], "500 operation-failed", (1, 0, 0)), ([], "201", ONCE)):
@@ -94,7 +87,7 @@ def test_an_operator_ends_it_and_then_lets_it_run_again(shop: Shop, order: str) 
 
 
 @pytest.mark.parametrize("where", ["charge made", "charge recorded"])
-def test_an_operator_asks_the_provider_by_the_derived_key(shop: Shop, order: str, where: str) -> None:
+def test_an_operator_asks_the_provider_by_the_derived_key(shop, order, where):
     """Whether the step was recorded or not: what the provider did is found."""
     key = interrupt(shop, order, where)
     (shown,) = json.loads(shop.run("show", key, "--derive", "charge", "--json"))
