@@ -85,7 +85,7 @@ def test_the_time_out_of_gunicorn(database, monkeypatch):
     monkeypatch.setenv("LEASE", "2")  # for a worker that was killed in psycopg2's one statement
     with running.gunicorn("tests.exits.shop:create_app()", os.environ, *CONFIG) as (url, _):
         for kind, (seconds, times) in product(["atomic", "leased"], SLEEPS):
-            key = {"Idempotency-Key": f"{kind}, {times}"}
+            key = {"Idempotency-Key": f"{kind}-{times}"}
             post, before = partial(running.send, url, "POST", f"/{kind}"), shop.done()
             with suppress(OSError, http.client.HTTPException):  # no response at all is as good
                 assert post({**key, "X-Seconds": str(seconds), "X-Times": str(times)}).status == 500
