@@ -22,6 +22,7 @@ from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.statements import SQL
 from flask_idempotency.stores.postgres.store import Messages
 from flask_idempotency.web import settings, views
+from flask_idempotency.web.attempt import Attempt
 from tests.faults.explore.steps import ANSWER_LOST
 from tests.faults.explore.world import ALONE, CONNECTION_LOST, CRASH, FAILS, OTHER, THREE, Bound, Plan
 from tests.faults.explore.world import FLUSH as FLUSHALL
@@ -103,6 +104,7 @@ MUTANTS = {
     "commit_after_answer": Mutant(
         ANSWERED,
         None,
+        (Attempt, "_is_settled", "return self._joined.is_settled()", "return False"),
         (views, "after", "attempt.complete(response)", COMPLETE_LATER),
         (
             views,
