@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import servers
 import tests.sessions
+from tests.databases import Databases
 from tests.differential.comparison import Twins, Verdict
 from tests.differential.grammar import shrunk
 
@@ -93,9 +94,10 @@ def main() -> int:
     tests.sessions.usual = given.sessions
     passed = True
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis:
+        databases = Databases(postgres)
         stores = {"postgres": {}, "hybrid": {"redis_url": redis.url, "hidden": True}}
         for seed, (store, options) in enumerate(stores.items(), given.seed):
-            twins = Twins(postgres, f"programs_{store}", given.driver, **options)
+            twins = Twins(databases, given.driver, **options)
             summary = Summary(twins)
             summary.run(given.programs // 2, seed)
             print(f"store {store}, seed {seed}", summary, "", sep="\n", flush=True)

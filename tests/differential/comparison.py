@@ -11,18 +11,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from servers.postgresql import drop_database
+from tests.databases import Databases
 from tests.differential.grammar import Grammar, Program
 from tests.differential.steps import Run
-from tests.differential.twins import (
-    LEAKED,
-    Request,
-    Twin,
-    savepoints_unchecked,
-    settings_outlasting,
-)
-from tests.differential.worlds import NOT_KEPT
-from tests.drivers import with_driver
+from tests.differential.twins import Request, Twin, savepoints_unchecked, settings_outlasting
+from tests.differential.worlds import LEAKED, NOT_KEPT
 
 
 @dataclass
@@ -30,7 +23,7 @@ class Observed:
     """What one application did with a program: the first request, its retry if there is a key."""
 
     first: Request
-    state: set[str]
+    state: frozenset[str]
     completed: bool = False
     retry: Any = None
 
@@ -46,7 +39,7 @@ class Observed:
         It drops all of a connection, also the view's own, with a ROLLBACK once it has prepared one
         itself. In an operation they stay (``docs/session.md``).
         """
-        is_psycopg = "+psycopg:" in self.first.run.twin.url
+        is_psycopg = self.first.run.twin.engine.driver == "psycopg"
         return {line for line in self.state if not (is_psycopg and line.startswith("prepared "))}
 
     def leaves(self, plain: Observed) -> Iterator[str]:
@@ -123,7 +116,7 @@ def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
     # What stays on a connection, such as a prepared statement, may stop the retry earlier, and what is
     # done above the view a second time may fail.
     is_comparable = not (program.before or protected.state or retry.run.failed_outside)
-    if retry.replayed or (retry.status != first.status and is_comparable):
+    if retry.reply.replayed or (retry.status != first.status and is_comparable):
         yield f"retry: {retry.status} {retry.errors_by_name} after {first.status}"
 
 
@@ -195,7 +188,7 @@ def _of_kept(program: Program, plain: Observed, protected: Observed) -> Iterator
     failed_outside = first.run.failed_outside or retry.run.failed_outside
     if not (failed_outside or (program.before and retry.refusal)):
         yield from _unequal(
-            "retry", (first.status, first.text, True), (retry.status, retry.text, retry.replayed)
+            "retry", (first.status, first.text, True), (retry.status, retry.text, retry.reply.replayed)
         )
     if not program.surroundings:
         yield from _unequal("rows of the retry", first.rows, retry.rows)
@@ -206,7 +199,7 @@ def _of_not_kept(program: Program, plain: Observed, protected: Observed) -> Iter
     if first.run.baseline is not None and not _commits_what_was_before(program, plain, first):
         yield from _unequal("rows", by_view(nothing_done(first.run)), by_view(first.rows))
     yield from protected.leaves(plain)
-    if retry.replayed:
+    if retry.reply.replayed:
         yield "retry: replayed though not kept"
     if not (program.before or protected.state or retry.run.failed_outside):
         yield from _unequal("retry", _rerun(first), _rerun(retry))
@@ -254,12 +247,10 @@ class Twins:
     ``options`` are those of a :class:`Twin`, as ``hidden``: reads may write in the database.
     """
 
-    def __init__(self, postgres: Any, name: str, driver: str, **options: Any) -> None:
-        self._postgres, self._name, self.driver = postgres, f"{name}_{driver}", driver
-        self._options = options
+    def __init__(self, databases: Databases, driver: str, **options: Any) -> None:
+        self._databases, self.driver, self._options = databases, driver, options
         self.grammar = Grammar(driver)
-        self._pairs: dict[str, tuple[Twin, Twin]] = {}
-        self._databases: list[str] = []
+        self._pairs: dict[str, tuple[Twin, ...]] = {}
         self._keys = itertools.count(1)
 
     def compare(self, program: Program) -> Verdict:
@@ -294,22 +285,22 @@ class Twins:
                 return True
         return False
 
-    def _pair(self, isolation: str) -> tuple[Twin, Twin]:
+    def _pair(self, isolation: str) -> tuple[Twin, ...]:
         if isolation not in self._pairs:
-            self._pairs[isolation] = self._make(isolation, False), self._make(isolation, True)
+            self._pairs[isolation] = tuple(
+                Twin(
+                    *(self._databases.take(), self.grammar, isolation),
+                    **{"protected": protected, **self._options},
+                )
+                for protected in (False, True)
+            )
         return self._pairs[isolation]
-
-    def _make(self, isolation: str, protected: bool) -> Twin:
-        name = f"{self._name}_{len(self._databases)}"
-        self._databases.append(name)
-        url = with_driver(self._postgres.database(name), self.driver)
-        return Twin(url, isolation, self.grammar, protected=protected, **self._options)
 
     @contextmanager
     def at_each_commit(self, sql: str) -> Iterator[None]:
         """In the protected application, a statement that spoils each commit that has added a row."""
         protected = self._pair("")[1]
-        protected.ask(
+        protected.admin_run(
             f"create function spoil() returns trigger language plpgsql as $$ begin {sql};"
             " return null; end $$; create constraint trigger spoil after insert on public.item"
             " deferrable initially deferred for each row when (new.label = 'c')"
@@ -318,12 +309,10 @@ class Twins:
         try:
             yield
         finally:
-            protected.ask("drop function spoil cascade")
+            protected.admin_run("drop function spoil cascade")
 
     def close(self) -> None:
-        """Close every connection and drop the databases."""
-        for pair in self._pairs.values():
-            for twin in pair:
-                twin.close()
-        for name in self._databases:
-            drop_database(self._postgres.dsn, name)
+        """Close every connection and give the databases back."""
+        for twin in itertools.chain(*self._pairs.values()):
+            twin.close()
+            self._databases.give_back(twin.url)

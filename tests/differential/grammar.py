@@ -196,6 +196,7 @@ class Grammar:
     """What programs for a driver are made of: fragments of one step or a few, by family."""
 
     def __init__(self, driver: str) -> None:
+        self.driver = driver
         self.table = [*steps.TABLE, *manuals.table_of(driver)]
         self.fragments: dict[str, list[Steps]] = {}
         for row in self.table:

@@ -257,8 +257,8 @@ class Laboratory:
 
     def _make(self, case: Case, store: str) -> tuple[World, World]:
         plain, protected = (
-            World(self._databases.take(), self.driver, case, store=store if is_protected else None)
-            for is_protected in (False, True)
+            World(self._databases.take(), self.driver, case, protected=protected)
+            for protected in (False, True)
         )
         for world in (plain, protected):
             world.case = Case("warm up", lambda _: None)

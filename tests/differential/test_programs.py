@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests import sessions
+from tests.databases import Databases
 from tests.differential import sentences
 from tests.differential.__main__ import Summary
 from tests.differential.chosen import EITHER, EQUAL, HELPER, HIDDEN, REFUSED
@@ -27,15 +27,15 @@ PROGRAMS = 100
 
 
 @pytest.fixture(scope="module", params=["psycopg2", "psycopg"])
-def twins(request: pytest.FixtureRequest, postgres: Any, quiet: None) -> Iterator[Twins]:
+def twins(request: pytest.FixtureRequest, databases: Databases, quiet: None) -> Iterator[Twins]:
     """The applications that all programs run in, with each driver."""
-    twins = Twins(postgres, "programs", request.param)
+    twins = Twins(databases, request.param)
     yield twins
     twins.close()
 
 
-def test_a_read_that_writes_is_no_read(postgres: Any, quiet: None, driver: str) -> None:
-    twins = Twins(postgres, "hiding", driver, hidden=True)
+def test_a_read_that_writes_is_no_read(databases: Databases, quiet: None, driver: str) -> None:
+    twins = Twins(databases, driver, hidden=True)
     for program in HIDDEN.values():
         verdict = twins.compare(program)
         assert not verdict.differences, str(verdict)

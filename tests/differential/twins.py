@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import psycopg2
 import sqlalchemy as sa
-from flask import Flask, Response, got_request_exception
+from flask import Response
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from flask_idempotency import NotAtomic, idempotent
+from flask_idempotency import NotAtomic
 from servers import plain_dsn
 from tests.differential import models
 from tests.differential.grammar import Grammar, Program
+from tests.differential.harness import Case
 from tests.differential.steps import SHOWN, Handled, Oops, Run, Veto, ended_second_session, name_of
-from tests.differential.worlds import STATE
-from tests.sessions import factory_of, left_behind, make_db, present_session, protect
+from tests.differential.worlds import Reply, World
+from tests.sessions import factory_of, present_session
 
 CUT_OFF = """
     select pg_terminate_backend(pid, 5000) from pg_stat_activity
@@ -33,32 +34,32 @@ CUT_OFF = """
         and pid not in (pg_backend_pid(), %s)
 """
 
-LEAKED = "a connection was not given back"
-LEFT = "a session was not removed"
-
 STATUSES = {"created": 201, "conflict": 409, "forbidden": 403, "error": 500}
 
 
 @dataclass
 class Request:
-    """One request: its answer, what its program saw, and the rows after it.
+    """One request: its answer, what its program saw, and the rows after it."""
 
-    The status is 0 where a teardown function failed, which a server would only log.
-    """
-
-    status: int
-    text: str
-    replayed: bool
+    reply: Reply
     run: Run
-    errors: list[BaseException]
     rows: list[Any]
+
+    @property
+    def status(self) -> int:
+        """It is 0 where a teardown function failed, which a server would only log."""
+        return self.reply.status or 0
+
+    @property
+    def text(self) -> str:
+        return self.reply.body
 
     @property
     def refusal(self) -> str:
         """By which name it was refused, if it was."""
-        for error in self.errors:
-            if isinstance(error, NotAtomic) and self.status == 500:
-                return f"NotAtomic: {error}"
+        for error in self.reply.errors:
+            if error.name == "NotAtomic" and self.status == 500:
+                return f"NotAtomic: {error.message}"
         if self.status == 500 and "NotAtomic" in [what for _, what in self.run.saw("view")]:
             return "NotAtomic, told to the view, which then failed by itself"
         is_strict = self.status >= 500 and self.run.program.isolation  # a decorator may have raised
@@ -69,74 +70,60 @@ class Request:
 
     @property
     def errors_by_name(self) -> str:
-        return ", ".join(map(name_of, self.errors)) or "no error"
+        return ", ".join(map(str, self.reply.errors)) or "no error"
 
 
-class Twin:
+class Twin(World):
     """One of the two applications, on an empty database."""
 
-    def __init__(
-        self,
-        url: str,
-        isolation: str,
-        grammar: Grammar,
-        *,
-        protected: bool,
-        redis_url: str | None = None,
-        hidden: bool = False,
-    ) -> None:
-        self.url, self.protected = url, protected
-        self.steps = {row.kind: row.do for row in grammar.table}
-        self.run: Run
-        self.errors: list[BaseException] = []
-        self.db = make_db()
-        self.models = models.define(self.db)
-        self.app = Flask("protected" if protected else "plain")
-        self.app.logger.disabled = True
-        self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=url,
-            SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": isolation} if isolation else {},
-            IDEMPOTENCY_STORE="hybrid" if redis_url else "postgres",
-            IDEMPOTENCY_REDIS_URL=redis_url,
-        )
-        self.db.init_app(self.app)
-        if protected:
-            protect(self.app, self.db, scope=None)
-        self.app.before_request(lambda: self.run.perform_part("before", self.run.program.before))
-        self.app.register_error_handler(Handled, self._handle)
-        self.app.after_request(self._after)
-        self._protected_view = idempotent(self._view) if protected else self._view
-        outermost = wraps(self._protected_view)(lambda: self._outermost())  # noqa: PLW0108 -- it carries a mark
-        self.app.add_url_rule("/run", "run", outermost, methods=["POST"])
-        got_request_exception.connect(self._note_error, self.app)
-        with self.app.app_context():
-            self.db.create_all()
-            self.engine = self.db.engine
-            self.engine.dispose()
-        self._observer, self._holder = (psycopg2.connect(plain_dsn(url)) for _ in range(2))
-        self._observer.autocommit = self._holder.autocommit = True
-        self.ask(models.SET_UP + models.HIDDEN * hidden + models.ONLY_FOR_THE_OWNER * protected)
+    run: Run
 
-    def _note_error(self, _app: Flask, exception: BaseException, **_: Any) -> None:
-        self.errors.append(exception)
+    def __init__(
+        self, url: str, grammar: Grammar, isolation: str, *, hidden: bool = False, **options: Any
+    ) -> None:
+        case = Case(
+            "a program",
+            Twin.view,
+            before=lambda twin: twin.run.perform_part("before", twin.run.program.before),
+            above=Twin.outermost,
+            after_request=Twin.after,
+            engine_options={
+                "connect_args": {},
+                **({"isolation_level": isolation} if isolation else {}),
+            },
+            pool=15,
+        )
+        super().__init__(url, grammar.driver, case, **options)
+        self.steps = {row.kind: row.do for row in grammar.table}
+        self.app.register_error_handler(Handled, self._handle)
+        self.admin_run(
+            models.SET_UP + models.HIDDEN * hidden + models.ONLY_FOR_THE_OWNER * self.protected
+        )
+        self.engine.dispose()
+        self._holder = psycopg2.connect(plain_dsn(url))
+        self._holder.autocommit = True
+        self.first_state = super().state()
+
+    def _define_models(self) -> None:
+        self.models = models.define(self.db)
 
     # What the application does around the view, and in it
 
-    def _outermost(self) -> Response:
+    def outermost(self, view: Callable[[], Any]) -> Response:
         run = self.run
         run.baseline = self.rows()
         run.failed_outside |= run.program.begins_above and present_session(self.db).in_transaction()
         response = None
         try:
             with self.db.session.begin() if run.program.begins_above else nullcontext():
-                response = self.app.make_response(self._protected_view())
+                response = self.app.make_response(view())
                 run.perform_part("above", run.program.above)
         except Exception:
             run.failed_outside |= response is not None
             raise
         return response
 
-    def _view(self) -> Any:
+    def view(self) -> Any:
         run = self.run
         run.views += 1
         try:
@@ -155,7 +142,7 @@ class Twin:
             self.db.session.rollback()
         return {"handled": name_of(error.__cause__ or error)}, 409
 
-    def _after(self, response: Response) -> Response:
+    def after(self, response: Response) -> Response:
         run = self.run
         if not run.after_has_run:
             run.after_has_run = True
@@ -164,69 +151,48 @@ class Twin:
 
     # From outside
 
-    def ask(self, sql: str, *values: Any) -> list[Any]:
-        """What a connection is told that the application knows nothing of."""
-        with self._observer.cursor() as cursor:
-            cursor.execute(sql, values or None)
-            return [tuple(row) for row in cursor] if cursor.description else []
-
     def clear(self) -> None:
         """Put the rows back, and lock what is always locked."""
-        self.ask(models.CLEAR + "delete from idempotency_record;" * self.protected)
+        self.kept.clear()
+        self.admin_run(models.CLEAR + "delete from idempotency_record;" * self.protected)
         with self._holder.cursor() as cursor:
             cursor.execute("rollback; begin; select * from held for update")
 
-    def rows(self) -> list[Any]:
+    def rows(self) -> list[Any]:  # type: ignore[override]
         """All committed rows of the application."""
-        return self.ask(models.ROWS)
+        return self.admin_run(models.ROWS)
 
     def is_completed(self) -> bool:
         """Whether a record holds an answer."""
-        return self.protected and bool(
-            self.ask("select 1 from idempotency_record where state = 'completed'")
-        )
+        return any(state == "completed" for state, _ in self.records())
 
-    def state(self) -> set[str]:
+    def state(self) -> frozenset[str]:
         """What is not as on a new connection, on whichever of the pool it is."""
-        pool: Any = self.engine.pool
-        if left_behind(self.db):
-            return {LEFT}
-        if pool.checkedout():
-            return {LEAKED}
-        found: set[str] = set()
-        for connection in [pool.connect() for _ in range(pool.checkedin())]:
-            with closing(connection), connection.cursor() as cursor:
-                cursor.execute(STATE)
-                found |= {line for (line,) in cursor if not line.startswith("setting transaction_")}
-        return found
+        return super().state() - (self.first_state or frozenset())
 
     def is_fresh(self) -> bool:
         """Whether the next program finds what the first one found: one clean connection at most."""
-        return self.engine.pool.checkedin() < 2 and not self.state()  # type: ignore[attr-defined]
+        return self.engine.pool.checkedin() < 2 and not self.state()
 
     def forget_connections(self) -> None:
         """Let the next request begin on a new connection; cut off what was not given back."""
-        leaked = self.engine.pool.checkedout()  # type: ignore[attr-defined]
+        leaked = self.engine.pool.checkedout()
         self.engine.dispose()
         if leaked:
-            self.ask(CUT_OFF, self._holder.get_backend_pid())
+            self.admin_run(CUT_OFF, self._holder.get_backend_pid())
 
     def post(self, program: Program, key: str) -> Request:
         """Send one request in which the program runs."""
-        self.run, self.errors = Run(program, self), []
+        self.run = Run(program, self)
         with warnings.catch_warnings(), _listening(self, program):
             warnings.simplefilter("ignore")  # SQLAlchemy's about programs that do odd things
-            try:
-                answer = self.app.test_client().post("/run", headers={"Idempotency-Key": key})
-            except Exception as error:  # of a teardown function
-                return Request(0, name_of(error), False, self.run, [*self.errors, error], self.rows())
-        replayed = "Idempotent-Replayed" in answer.headers
-        return Request(answer.status_code, answer.text, replayed, self.run, self.errors, self.rows())
+            reply = self.send(key)
+        return Request(reply, self.run, self.rows())
 
     def close(self) -> None:
         """Close every connection."""
         self.forget_connections()
-        self._observer.close()
+        super().close()
         self._holder.close()
 
 

@@ -27,7 +27,7 @@ from flask_idempotency import idempotent
 from flask_idempotency.core.errors import sqlstate
 from servers import plain_dsn
 from tests.drivers import own_cursor, with_driver
-from tests.sessions import factory_of, make_db, protect
+from tests.sessions import factory_of, left_behind, make_db, protect
 
 if TYPE_CHECKING:
     from tests.differential.harness import Case
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 NOT_KEPT = {401, 403, 408, 425, 429}
 LOCK_TIMEOUT = "500ms"
 """How long a view may wait for itself, in both applications."""
+
+LEAKED = "a connection was not given back"
+LEFT = "a session was not removed"
 
 RECORDS = "and relname !~ '^idempotency_record'"
 
@@ -145,8 +148,10 @@ class Reply:
 class World:
     """One application on a database of its own. ``protected`` says which of the two it is."""
 
-    def __init__(self, url: str, driver: str, case: Case, *, store: str | None) -> None:
-        self.url, self.protected, self.case = url, store is not None, case
+    def __init__(
+        self, url: str, driver: str, case: Case, *, protected: bool, redis_url: str | None = None
+    ) -> None:
+        self.url, self.protected, self.case = url, protected, case
         self.notes: list[str] = []
         self.heard: Counter[str] = Counter()
         self.kept: dict[str, tuple[int, bytes, str | None]] = {}
@@ -168,11 +173,12 @@ class World:
             SQLALCHEMY_DATABASE_URI=with_driver(url, driver),
             SQLALCHEMY_ENGINE_OPTIONS=options,
             PROPAGATE_EXCEPTIONS=False,
+            IDEMPOTENCY_STORE="hybrid" if redis_url else "postgres",
+            IDEMPOTENCY_REDIS_URL=redis_url,
         )
         self.app.logger.disabled = True
         self.db.init_app(self.app)
         if self.protected:
-            self.app.config["IDEMPOTENCY_STORE"] = store
             protect(self.app, self.db, scope=None)
         self._add_routes(case)
         with self.app.app_context():
@@ -340,8 +346,10 @@ class World:
     def state(self) -> frozenset[str]:
         """What is on the pooled connections now."""
         pool: Any = self.engine.pool
+        if left_behind(self.db):
+            return frozenset({LEFT})
         if pool.checkedout():
-            return frozenset({f"{pool.checkedout()} connections are not given back"})
+            return frozenset({LEAKED})
         lines: set[str] = set()
         with contextlib.ExitStack() as stack:
             for _ in range(max(1, pool.checkedin())):
