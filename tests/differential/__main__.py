@@ -9,76 +9,52 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
 
 import servers
 import tests.sessions
 from tests.databases import Databases
-from tests.differential.comparison import Twins, Verdict
-from tests.differential.grammar import shrunk
+from tests.differential.chance import programs
+from tests.differential.comparison import Twins
+from tests.differential.grammar import Program
 
 
-class Summary:
-    """Runs programs and keeps count: how many were equal, refused and by which name, or different."""
+def run(twins: Twins, count: int, seed: int) -> Counter[str]:
+    """Run ``count`` programs, the same ones for a seed; how many were equal, and refused by which name.
 
-    def __init__(self, twins: Twins) -> None:
-        self._twins = twins
-        self.different: dict[str, Verdict] = {}
-        """By what differs, the first program for which it does."""
-        self.counted: Counter[str] = Counter()
-        self.executed: Counter[str] = Counter()
-        self.seconds = 0.0
+    Raises ``AssertionError`` for the smallest one that differs, or if they prove too little.
+    """
+    counted: Counter[str] = Counter()
+    executed: Counter[str] = Counter()
 
-    def run(self, count: int, seed: int) -> None:
-        """Run ``count`` programs; the same seed makes the same ones."""
-        chance = random.Random(seed)  # noqa: S311
-        started = time.monotonic()
-        for _ in range(count):
-            self._add(self._twins.compare(self._twins.grammar.program(chance)))
-        self.seconds += time.monotonic() - started
+    @seeded(seed)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[*HealthCheck],
+    )
+    @given(programs(twins.rows))
+    def compare(program: Program) -> None:
+        verdict = twins.compare(program)
+        assert not verdict.differences, str(verdict)
+        executed.update(verdict.plain.first.run.executed)
+        refused = f"refused: {verdict.refusal}" if verdict.refusal else "equal"
+        counted["broken by themselves" if verdict.plain.is_broken else refused] += 1
 
-    def _add(self, verdict: Verdict) -> None:
-        self.executed += verdict.plain.first.run.executed
-        if verdict.plain.is_broken:
-            became = "broken by themselves"
-        elif verdict.differences:
-            what = re.sub(r"\[\[.*?\]\]|\d+", "…", verdict.differences[0])
-            self.different.setdefault(what, verdict)
-            became = f"different: {what}"
-        elif verdict.refusal:
-            became = f"refused: {verdict.refusal}"
-        else:
-            became = "equal"
-        self.counted[became] += 1
-
-    def shrunk(self, most: int) -> Iterator[Verdict]:
-        """The smallest programs that still differ, one for each way to differ."""
-        compare = self._twins.compare
-        for verdict in [*self.different.values()][:most]:
-            yield compare(shrunk(verdict.program, lambda each: bool(compare(each).differences)))
-
-    @property
-    def emptiness(self) -> list[str]:
-        """Why the run proves too little."""
-        found, equal = [], self.counted["equal"]
-        if equal < 0.4 * self.counted.total():
-            found.append(f"only {equal} of {self.counted.total()} programs were equal")
-        if self.counted.total() >= 2000:  # so many execute also the rarest kinds of steps
-            kinds = sorted(self._twins.grammar.kinds - self.executed.keys())
-            found += [f"never executed: {kind}" for kind in kinds]
-        return found
-
-    def __str__(self) -> str:
-        rows = [
-            ("programs", self.counted.total()),
-            *self.counted.most_common(),
-            ("seconds", round(self.seconds, 1)),
-        ]
-        return "\n".join(f"{what[:90]:92}{count:>8}" for what, count in rows)
+    compare()
+    assert counted["equal"] >= 0.4 * counted.total(), counted
+    if count >= 1000:  # so many execute also the rarest kinds of steps
+        never = {row.kind for row in twins.rows if row.family} - executed.keys()
+        assert not never, f"never executed: {never}"
+    return counted
 
 
 def main() -> int:
@@ -88,26 +64,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
     parser.add_argument("--sessions", choices=tests.sessions.KINDS, default=tests.sessions.usual)
-    parser.add_argument("--shown", type=int, default=10, help="differences to shrink and show")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     tests.sessions.usual = given.sessions
-    passed = True
+    failed = False
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis:
-        databases = Databases(postgres)
-        stores = {"postgres": {}, "hybrid": {"redis_url": redis.url, "hidden": True}}
+        stores: dict[str, Any] = {"postgres": {}, "hybrid": {"redis_url": redis.url, "hidden": True}}
         for seed, (store, options) in enumerate(stores.items(), given.seed):
-            twins = Twins(databases, given.driver, **options)
-            summary = Summary(twins)
-            summary.run(given.programs // 2, seed)
-            print(f"store {store}, seed {seed}", summary, "", sep="\n", flush=True)
-            for verdict in summary.shrunk(given.shown):
-                print("DIFFERENT", verdict, "", flush=True)
-            for reason in summary.emptiness:
-                print("TOO EMPTY", reason)
-            passed &= not summary.different and not summary.emptiness
+            twins = Twins(Databases(postgres), given.driver, **options)
+            started = time.monotonic()
+            try:
+                counted = run(twins, given.programs // 2, seed)
+            except AssertionError as error:
+                failed = True
+                print(f"store {store}, seed {seed}", error, sep="\n", flush=True)
+            else:
+                print(f"store {store}, seed {seed}, {time.monotonic() - started:.0f} seconds")
+                for what, number in counted.most_common():
+                    print(f"{what[:90]:92}{number:>8}", flush=True)
             twins.close()
-    return 0 if passed else 1
+    return failed
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.differential import manuals
 from tests.differential.grammar import COMMIT, FLUSH, READ, ROLLBACK, SHOW, Program, Steps, texts
 from tests.differential.steps import FAILURES, SETTINGS, Step, do
 
@@ -139,6 +140,15 @@ either("a stream read after its unit was rolled back", STREAM, ROLLBACK, NEXT, R
 
 # What fails costs what it costs without us
 
+TEXTS = "function that fails", "trigger that refuses", "write, then fail", "no column", "duplicate"
+for door in ("text", "cursor"):
+    for name in (*TEXTS, "call that commits", "concurrently", "vacuum", "a seat taken"):
+        failure = do(door, name)
+        either(
+            f"{door}, {name}, caught",
+            *(ADD, nested(LATER, failure), do("savepoint"), failure, do("undo the savepoint")),
+            *(COMMIT, failure, ROLLBACK, LAST, COMMIT, failure, COMMIT),
+        )
 for how in FAILURES:
     failure = do("fail", how)
     equal(
@@ -255,6 +265,8 @@ HIDDEN = {
     for what, steps in {"committed after": (), "and a helper reads": (READS,)}.items()
 }
 """Where reads may write: equal or refused."""
+for name in manuals.TEXTS["effects"]:  # whoever takes one for a read loses it
+    either(f"{name}, and a helper reads", do("text", name), READS, READ, LATER, COMMIT)
 for what, work in WORK.items():
     refused(f"{what}, and a helper reads", *work, READS, READ, LATER, COMMIT)
     if "notification" not in what and "lock" not in what:

@@ -12,7 +12,8 @@ from itertools import zip_longest
 from typing import Any
 
 from tests.databases import Databases
-from tests.differential.grammar import Grammar, Program
+from tests.differential.grammar import Program
+from tests.differential.manuals import table_of
 from tests.differential.steps import Run
 from tests.differential.twins import Request, Twin, savepoints_unchecked, settings_outlasting
 from tests.differential.worlds import LEAKED, NOT_KEPT
@@ -249,7 +250,7 @@ class Twins:
 
     def __init__(self, databases: Databases, driver: str, **options: Any) -> None:
         self._databases, self.driver, self._options = databases, driver, options
-        self.grammar = Grammar(driver)
+        self.rows = table_of(driver)
         self._pairs: dict[str, tuple[Twin, ...]] = {}
         self._keys = itertools.count(1)
 
@@ -289,7 +290,7 @@ class Twins:
         if isolation not in self._pairs:
             self._pairs[isolation] = tuple(
                 Twin(
-                    *(self._databases.take(), self.grammar, isolation),
+                    *(self._databases.take(), self.driver, self.rows, isolation),
                     **{"protected": protected, **self._options},
                 )
                 for protected in (False, True)

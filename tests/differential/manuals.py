@@ -13,6 +13,7 @@ from flask import g
 from psycopg2 import extras
 from sqlalchemy import orm
 
+from tests.differential.steps import TABLE as COMMON
 from tests.differential.steps import Hand, Row, rows_of
 
 TEXTS: dict[str, dict[str, str]] = {
@@ -355,6 +356,6 @@ TABLE = [
 
 
 def table_of(driver: str) -> list[Row]:
-    """These, and what this driver has of its own."""
+    """All steps there are, with what this driver has of its own."""
     ways = OF_DRIVER[driver]
-    return [*TABLE, Row("driver", "driver", tuple(ways), lambda h, name: ways[name](h))]
+    return [*COMMON, *TABLE, Row("driver", "driver", tuple(ways), lambda h, name: ways[name](h))]

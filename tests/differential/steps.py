@@ -9,9 +9,10 @@ have seen the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
@@ -20,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.core.errors import sqlstate
-from tests.sessions import factory_of, proxy_of
+from tests.sessions import proxy_of
 
 if TYPE_CHECKING:
     from tests.differential.grammar import Program
@@ -275,34 +276,21 @@ def unit_of_work(hand: Hand, *inner: Step) -> None:
     hand.run.committed = True
 
 
-def nested_kept(hand: Hand, *inner: Step, catching: bool = True) -> None:
-    with hand.session.begin_nested():
-        hand.perform_all(inner, catching=catching)
+class Undone(Exception):
+    """What undoes a block and nothing else."""
 
 
-def nested_until_error(hand: Hand, *inner: Step) -> None:
-    nested_kept(hand, *inner, catching=False)
-
-
-def nested_undone(hand: Hand, *inner: Step) -> None:
-    class Undone(Exception):
-        pass
-
-    try:
-        with hand.session.begin_nested():
-            hand.perform_all(inner)
-            raise Undone
-    except Undone:
-        return
-
-
-def nested_by_hand(end: str) -> Callable[..., None]:
-    def perform(hand: Hand, *inner: Step) -> None:
+def nested(hand: Hand, *inner: Step, catching: bool = True, end: str = "") -> None:
+    """A block, or what is ended by hand; "undone" by an error of its own."""
+    if end in ("commit", "rollback"):
         savepoint = hand.session.begin_nested()
         hand.perform_all(inner)
         getattr(savepoint, end)()
-
-    return perform
+        return
+    with suppress(Undone), hand.session.begin_nested():
+        hand.perform_all(inner, catching=catching)
+        if end == "undone":
+            raise Undone
 
 
 def in_a_savepoint_of_the_connection(hand: Hand, *inner: Step) -> None:
@@ -319,19 +307,15 @@ def end_the_savepoint(end: str) -> Callable[[Hand], Any]:
     return lambda hand: getattr(hand.savepoints.pop(), end)() if hand.savepoints else "none"
 
 
-def raise_oops(_hand: Hand) -> None:
-    raise Oops
-
-
 # Statements that fail
 
 
-def flush_of(**values: Any) -> Callable[[Hand], Any]:
-    def fail(hand: Hand) -> None:
-        hand.session.add(hand.item(**values))
-        hand.session.flush()
+def fail_by_itself(_hand: Hand) -> None:
+    raise Oops
 
-    return fail
+
+def flush_of(**values: Any) -> Callable[[Hand], Any]:
+    return lambda hand: hand.session.add(hand.item(**values)) or hand.session.flush()
 
 
 def insert_of(**values: Any) -> Callable[[Hand], Any]:
@@ -339,11 +323,7 @@ def insert_of(**values: Any) -> Callable[[Hand], Any]:
 
 
 def texts(*statements: str, **values: Any) -> Callable[[Hand], Any]:
-    def ask(hand: Hand) -> None:
-        for statement in statements:
-            hand.ask(statement, **values)
-
-    return ask
+    return lambda hand: [hand.ask(statement, **values) for statement in statements] and None
 
 
 FAILURES: dict[str, Callable[[Hand], Any]] = {
@@ -424,13 +404,16 @@ LOCKS = {
     "authors": "select name from author order by name for key share skip locked",
 }
 
-FILL = "insert into scratch values ('s')"
-TEMPORARY = {"for good": "preserve rows", "for a transaction": "delete rows"}
+TEMPORARY = {
+    "for good": "create temporary table scratch (label text) on commit preserve rows",
+    "for a transaction": "create temporary table scratch (label text) on commit delete rows",
+}
 """Not ON COMMIT DROP: inside an operation such a table lives until its end."""
 
 
-def set_something(hand: Hand, what: str) -> Any:
-    return "left out" if hand.stays(what) else hand.send(sa.text(SETTINGS[what]))
+def asks(texts: dict[str, str]) -> Callable[[Hand, str], Any]:
+    """One of some texts, unless what it leaves on a connection could be found by another session."""
+    return lambda hand, what: "left out" if hand.stays(what) else hand.ask(texts[what])
 
 
 def choose(hand: Hand, what: str) -> None:
@@ -442,32 +425,12 @@ def choose(hand: Hand, what: str) -> None:
     hand.session.connection(execution_options=options[what])
 
 
-def lock(hand: Hand, what: str) -> Any:
-    if hand.stays(what):
-        return "left out"
-    return [
-        [value if isinstance(value, bool) else "" for value in row]
-        for row in hand.ask(LOCKS[what]) or ()
-    ]
-
-
 def read_locks(hand: Hand) -> Any:
     """Not after a commit: what was locked by then stays so until the operation ends."""
     if hand.run.committed:
         return "not observed"
     mine = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
     return hand.ask(mine)
-
-
-def make_a_temporary_table(hand: Hand, how: str) -> Any:
-    if hand.stays(how):
-        return "left out"
-    return hand.ask(f"create temporary table scratch (label text) on commit {TEMPORARY[how]}")
-
-
-def for_a_connection(hand: Hand, sql: str) -> Any:
-    """Statements about what stays on a connection."""
-    return "left out" if hand.stays("for a connection") else hand.ask(sql)
 
 
 # Other sessions and connections
@@ -479,13 +442,8 @@ def in_a_context(hand: Hand, *inner: Step) -> None:
         Hand(hand.run, twin.db.session).perform_all(inner)
 
 
-def new_session(twin: Twin) -> Any:
-    """A session beside ``db.session``."""
-    return factory_of(twin.app, twin.db)()
-
-
 def in_a_session(hand: Hand, *inner: Step) -> None:
-    with new_session(hand.run.twin) as session:
+    with hand.run.twin.new_session() as session:
         Hand(hand.run, session).perform_all(inner)
 
 
@@ -493,8 +451,11 @@ def by_a_second_session(hand: Hand, *inner: Step) -> None:
     """The same one for the whole view: it is closed where the view ends."""
     run = hand.run
     if run.second is None:
-        run.second = Hand(run, new_session(run.twin))
+        run.second = Hand(run, run.twin.new_session())
     run.second.perform_all(inner)
+
+
+COUNT_UP = "update tally set amount = amount + 1"
 
 
 def by_engine(hand: Hand, sql: str) -> None:
@@ -511,7 +472,7 @@ def count_up_by_engine(hand: Hand) -> Any:
     """Not after a commit: what was locked by then stays so until the operation ends."""
     if hand.run.committed:
         return "left out"
-    by_engine(hand, "update tally set amount = amount + 1")
+    by_engine(hand, COUNT_UP)
     hand.run.counted += 1
     return None
 
@@ -520,16 +481,6 @@ OTHER_CONNECTIONS = {
     *("in a helper's context", "in a session of its own", "by a second session"),
     *("write an audit by engine", "count up by engine"),
 }
-
-
-@contextmanager
-def ended_second_session(run: Run) -> Iterator[None]:
-    """Close what the view has opened beside its session."""
-    try:
-        yield
-    finally:
-        if run.second is not None:
-            run.second.session.close()
 
 
 # How each is called, and with which words.
@@ -555,7 +506,7 @@ TABLE = [
         *("core", "insert by connection", NEW),
         lambda h, x: h.connection.execute(INSERT, {"label": x}).rowcount,
     ),
-    Row("core", "count up", (), lambda h: h.ask("update tally set amount = amount + 1")),
+    Row("core", "count up", (), lambda h: h.ask(COUNT_UP)),
     Row("core", "read tally", (), read_tally),
     Row("always", "read", (), read),
     Row("always", "read the session", (), read_the_session),
@@ -572,13 +523,18 @@ TABLE = [
     Row("savepoints", "release the savepoint", (), end_the_savepoint("commit")),
     Row("savepoints", "undo the savepoint", (), end_the_savepoint("rollback")),
     Row("failures", "fail", tuple(FAILURES), lambda h, how: FAILURES[how](h)),
-    Row("settings", "set", tuple(each for each in SETTINGS if each != IMMEDIATE), set_something),
+    Row("settings", "set", tuple(each for each in SETTINGS if each != IMMEDIATE), asks(SETTINGS)),
     Row("settings", "read settings", (), lambda h: h.ask(SHOW)),
     Row("connection", "choose", ("schema", "serializable"), choose),
-    Row("locks", "lock", tuple(LOCKS), lock),
+    Row("locks", "lock", tuple(LOCKS), asks(LOCKS)),
     Row("locks", "read locks", (), read_locks),
-    Row("connection", "make a temporary table", tuple(TEMPORARY), make_a_temporary_table),
-    Row("connection", "fill the temporary table", (), lambda h: h.ask(FILL)),
+    Row("connection", "make a temporary table", tuple(TEMPORARY), asks(TEMPORARY)),
+    Row(
+        "connection",
+        "fill the temporary table",
+        (),
+        lambda h: h.ask("insert into scratch values ('s')"),
+    ),
     Row("connection", "read the temporary table", (), lambda h: h.ask("select count(*) from scratch")),
     Row("connection", "open a stream", (), open_a_stream),
     Row("connection", "read the stream", (), lambda h: h.stream and h.stream.fetchone()[0]),
@@ -590,18 +546,18 @@ TABLE = [
             "declare held_one cursor with hold for select name from author order by name",
             *("fetch held_one", "close held_one"),
         ),
-        for_a_connection,
+        lambda h, sql: "left out" if h.stays("for a connection") else h.ask(sql),
     ),
     Row("engine", "write an audit by engine", ("x",), write_an_audit),
     Row("engine", "count up by engine", (), count_up_by_engine),
-    Row("", "raise", (), raise_oops),
+    Row("", "raise", (), fail_by_itself),
     Row("", "ask", (), lambda h, sql: h.ask(sql)),
     Row("blocks", "unit of work", (), unit_of_work),
-    Row("blocks", "nested, kept", (), nested_kept),
-    Row("blocks", "nested, undone", (), nested_undone),
-    Row("blocks", "nested, first error ends it", (), nested_until_error),
-    Row("blocks", "nested, then its own commit", (), nested_by_hand("commit")),
-    Row("blocks", "nested, then its own rollback", (), nested_by_hand("rollback")),
+    Row("blocks", "nested, kept", (), nested),
+    Row("blocks", "nested, undone", (), partial(nested, end="undone")),
+    Row("blocks", "nested, first error ends it", (), partial(nested, catching=False)),
+    Row("blocks", "nested, then its own commit", (), partial(nested, end="commit")),
+    Row("blocks", "nested, then its own rollback", (), partial(nested, end="rollback")),
     Row("blocks", "in a savepoint of the connection", (), in_a_savepoint_of_the_connection),
     Row("blocks", "no autoflush", (), no_autoflush),
     Row("helpers", "in a helper's context", (), in_a_context),

@@ -22,9 +22,9 @@ from sqlalchemy.orm import Session
 from flask_idempotency import NotAtomic
 from servers import plain_dsn
 from tests.differential import models
-from tests.differential.grammar import Grammar, Program
+from tests.differential.grammar import Program
 from tests.differential.harness import Case
-from tests.differential.steps import SHOWN, Handled, Oops, Run, Veto, ended_second_session, name_of
+from tests.differential.steps import SHOWN, Handled, Oops, Row, Run, Veto, name_of
 from tests.differential.worlds import Reply, World
 from tests.sessions import factory_of, present_session
 
@@ -79,7 +79,14 @@ class Twin(World):
     run: Run
 
     def __init__(
-        self, url: str, grammar: Grammar, isolation: str, *, hidden: bool = False, **options: Any
+        self,
+        url: str,
+        driver: str,
+        table: list[Row],
+        isolation: str,
+        *,
+        hidden: bool = False,
+        **options: Any,
     ) -> None:
         case = Case(
             "a program",
@@ -93,8 +100,8 @@ class Twin(World):
             },
             pool=15,
         )
-        super().__init__(url, grammar.driver, case, **options)
-        self.steps = {row.kind: row.do for row in grammar.table}
+        super().__init__(url, driver, case, **options)
+        self.steps = {row.kind: row.do for row in table}
         self.app.register_error_handler(Handled, self._handle)
         self.admin_run(
             models.SET_UP + models.HIDDEN * hidden + models.ONLY_FOR_THE_OWNER * self.protected
@@ -127,15 +134,21 @@ class Twin(World):
         run = self.run
         run.views += 1
         try:
-            with ended_second_session(run):
-                run.perform_part("view", run.program.view)
-                if run.program.answer == "raise":
-                    raise Oops
+            run.perform_part("view", run.program.view)
+            if run.program.answer == "raise":
+                raise Oops
         except Exception as error:
             if run.program.handler and not isinstance(error, NotAtomic):
                 raise Handled from error
             raise
+        finally:
+            if run.second is not None:
+                run.second.session.close()
         return run.saw("view"), STATUSES[run.program.answer]
+
+    def new_session(self) -> Any:
+        """A session beside ``db.session``."""
+        return factory_of(self.app, self.db)()
 
     def _handle(self, error: Handled) -> Any:
         if self.run.program.handler == "rolls back":
