@@ -37,7 +37,6 @@ BEFORE: list[Steps] = [
     (do("choose", "schema"),),
     *((step,) for step in texts("quoted function", "function in a schema")),
     (do("read the kept book"), do("change the kept book", "price")),
-    (do("iterate", "left early"),),
 ]
 ABOVE: list[Steps] = [
     *[(COMMIT,)] * 3,

@@ -237,7 +237,6 @@ WORK: dict[str, Steps] = {
     "a flush of a change": (do("modify", "old"), FLUSH),
     "core": (INSERT,),
     "many by core": (do("insert many", "b"),),
-    "bulk": (do("bulk", "insert"),),
     "an update by ORM": (do("update by ORM", "old"),),
     "the connection": (do("insert by connection", "a"),),
     "a row's lock": (do("lock", "row"),),
@@ -294,27 +293,9 @@ FAILED_FLUSH = do("add several", "a"), do("add several", "a"), FLUSH
 either("a helper beside a failed flush", *FAILED_FLUSH, do(HELPER, do("keep a book")), READ)
 equal("the engine beside uncommitted work", ADD, FLUSH, do("write an audit by engine", "x"), COMMIT)
 
-# Before the view
+# Before the view, beside ``tests/session/test_before_the_view.py``
 
 CHANGE = do("keep a book"), do("change the kept book", "price")
-for what, steps in {
-    "a read": (READ,),
-    "an object that is used in the view": CHANGE[:1],
-    "a change that is not flushed": CHANGE,
-    "an object that is added": (LATER,),
-    "a write": (do("insert", "b"),),
-    "a write by a function": texts("quoted function"),
-    "a lock": (do("lock", "row"),),
-    "a commit": (LATER, COMMIT),
-    "a notification": texts("notify"),
-    "an error that was rolled back": (do("fail", "division"), ROLLBACK),
-    "a nested transaction that failed": (nested(LATER, do("fail", "unique")),),
-    "a savepoint as text that was undone": texts("savepoint", "trigger that writes", "to savepoint"),
-}.items():
-    equal(f"{what} before the view", ADD, COMMIT, LAST, COMMIT, before=steps)
-    equal(f"{what} before a view that rolls back", ROLLBACK, ADD, COMMIT, before=steps)
-    either(f"{what} before the view, and a commit after it", ADD, before=steps, after=(COMMIT,))
-    either(f"{what} before a rejection", ROLLBACK, before=steps, answer="conflict")
 equal("a change to an object from before the view", CHANGE[1], COMMIT, before=CHANGE[:1])
 OUT = do("state of the kept book", "expunge")
 equal("a detached object from before the view", OUT, CHANGE[1], ADD, COMMIT, before=CHANGE[:1])

@@ -202,8 +202,6 @@ class Family:
         self.cases: list[Case] = []
 
     def __call__(self, **options: Any) -> Callable[[View], View]:
-        """Make a case of a view."""
-
         def add(view: View) -> View:
             self.add(view.__name__.replace("_", " "), view, **options)
             return view
@@ -251,7 +249,6 @@ class Laboratory:
         return outcome
 
     def close(self) -> None:
-        """Let go of all applications."""
         while self._pairs:
             self._discard(self._pairs.popitem()[1])
 

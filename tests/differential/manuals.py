@@ -157,42 +157,6 @@ def state_of_kept(hand: Hand, how: str) -> Any:
     return [name for name in names if getattr(seen, name)]
 
 
-def lose_a_row(hand: Hand, how: str) -> None:
-    """Another version is there when the flush comes, or none: StaleDataError."""
-    found = emma(hand)
-    change = "delete from book" if how == "gone" else "update book set version = version + 1"
-    hand.ask(f"{change} where title = 'Emma'")
-    found.price = 11
-    hand.session.flush()
-
-
-def bulk(hand: Hand, how: str) -> None:
-    author, session = hand.run.twin.models.Author, hand.session
-    rows = [{"name": f"bulk {number}", "born": number} for number in range(3)]
-    if how == "many":
-        many = [{"text": f"t{number}"} for number in range(1500)]
-        session.execute(sa.insert(hand.run.twin.models.Journal), many)
-    else:
-        rows += [{"name": "Austen", "born": None}] if how == "fails" else []
-        session.execute(sa.insert(author), rows)
-
-
-def iterate(hand: Hand, how: str) -> Any:
-    """Rows are read one by one, and something is done with each."""
-    kind = hand.run.twin.models.Author
-    asked = sa.select(kind).order_by(kind.name).execution_options(yield_per=1)
-    seen = []
-    for each in hand.session.scalars(asked):
-        seen.append(each.name)
-        if how == "changed":
-            each.born = 5
-        elif how == "written meanwhile":
-            hand.ask("update author set born = born + 1")
-        elif how == "left early":
-            break
-    return seen
-
-
 def a_session_on_the_connection(hand: Hand, mode: str) -> None:
     """A session that joins the view's own connection, as the manual does it for tests."""
     with orm.Session(hand.connection, join_transaction_mode=mode) as session:
@@ -330,7 +294,6 @@ TABLE = [
         for door in ("text", "driver SQL", "cursor")
     ),
     Row("states", "write a book", ("new", "evented"), write_a_book),
-    Row("states", "iterate", ("changed", "written meanwhile", "left early"), iterate),
     Row("states", "keep a book", (), lambda h: kept(h).title),
     Row("states", "read the kept book", (), read_kept),
     Row(
@@ -343,14 +306,12 @@ TABLE = [
         ("expire", "refresh", "for update", "expunge", "add", "delete", "merge", "transient"),
         state_of_kept,
     ),
-    Row("states", "lose a row", ("gone", "changed"), lose_a_row),
     Row("states", "what listeners heard", (), lambda h: g.pop("heard", [])),
     Row(
         *("states", "a session on the connection"),
         ("create_savepoint", "conditional_savepoint", "rollback_only"),
         a_session_on_the_connection,
     ),
-    Row("core", "bulk", ("insert", "many", "fails"), bulk),
     Row("by connection", "by a connection", tuple(BY_CONNECTION), lambda h, x: BY_CONNECTION[x](h)),
 ]
 

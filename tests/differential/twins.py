@@ -172,11 +172,9 @@ class Twin(World):
             cursor.execute("rollback; begin; select * from held for update")
 
     def rows(self) -> list[Any]:  # type: ignore[override]
-        """All committed rows of the application."""
         return self.admin_run(models.ROWS)
 
     def is_completed(self) -> bool:
-        """Whether a record holds an answer."""
         return any(state == "completed" for state, _ in self.records())
 
     def state(self) -> frozenset[str]:
@@ -195,7 +193,6 @@ class Twin(World):
             self.admin_run(CUT_OFF, self._holder.get_backend_pid())
 
     def post(self, program: Program, key: str) -> Request:
-        """Send one request in which the program runs."""
         self.run = Run(program, self)
         with warnings.catch_warnings(), _listening(self, program):
             warnings.simplefilter("ignore")  # SQLAlchemy's about programs that do odd things
@@ -203,7 +200,6 @@ class Twin(World):
         return Request(reply, self.run, self.rows())
 
     def close(self) -> None:
-        """Close every connection."""
         self.forget_connections()
         super().close()
         self._holder.close()

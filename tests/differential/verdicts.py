@@ -121,16 +121,11 @@ EQUAL = Equal()
 EQUAL_OR_REFUSED = Either((EQUAL, Refused()))
 
 
-def one_line(text: str) -> str:
-    """A text without what a page may do with its words."""
-    return " ".join(re.sub("[`*]", "", text).casefold().split())
-
-
-def is_on_the_page(sentence: str) -> bool:
-    """Whether the guarantees say so."""
-    return one_line(sentence) in _guarantees()
-
-
 @cache
-def _guarantees() -> str:
-    return one_line(GUARANTEES.read_text("utf-8"))
+def is_on_the_page(sentence: str) -> bool:
+    """Whether the guarantees say so, in whatever case and quotes."""
+    page, words = (
+        " ".join(re.sub("[`*]", "", text).casefold().split())
+        for text in (GUARANTEES.read_text("utf-8"), sentence)
+    )
+    return words in page

@@ -257,7 +257,7 @@ class World:
                 return Response(body, status, content_type=content_type)
             self._made = None
         g.view_ran = True
-        result = _result(self.case.view(self))
+        result = self.case.view(self) or ({"ok": True}, 201)
         if self.protected:
             return result
         response = self.app.make_response(result)
@@ -268,7 +268,6 @@ class World:
 
     @property
     def session(self) -> Any:
-        """The application's scoped session."""
         return self.db.session
 
     @property
@@ -282,26 +281,21 @@ class World:
         return result.scalar() if result.returns_rows else None
 
     def show(self, *names: str) -> None:
-        """Note what these settings are now, as the session sees them."""
         values = self.session.execute(sa.text(SHOW), {"names": list(names)}).scalars()
         self.notes += [f"{name} {value}" for name, value in zip(names, values, strict=True)]
 
     def pay(self, amount: int = 1, note: str | None = None) -> Any:
-        """Add a payment to ``db.session``, which is not flushed yet."""
         payment = self.Payment(amount=amount, note=note)
         self.session.add(payment)
         return payment
 
     def audit(self, text: str = "seen") -> None:
-        """Add an audit row to ``db.session``, which is not flushed yet."""
         self.session.add(self.Audit(text=text))
 
     def commit(self) -> None:
-        """Commit ``db.session``."""
         self.session.commit()
 
     def note(self, what: Any) -> None:
-        """Remember what the application saw, to be compared."""
         self.notes.append(str(what))
 
     @contextlib.contextmanager
@@ -339,7 +333,6 @@ class World:
         return found
 
     def records(self) -> list[tuple[str, int | None]]:
-        """State and status of each record."""
         query = "select state, status from idempotency_record where name = 'pay' order by created_at"
         return self.admin_run(query) if self.protected else []
 
@@ -359,7 +352,6 @@ class World:
         return frozenset(lines)
 
     def send(self, key: str, path: str = "/payments") -> Reply:
-        """One request from outside."""
         errors: list[Error] = []
         hear = lambda _app, exception, **_: errors.append(Error.of(exception))  # noqa: E731
         with got_request_exception.connected_to(hear, self.app):
@@ -388,14 +380,9 @@ class World:
         self.first_state = None
 
     def close(self) -> None:
-        """Let go of the database."""
         with self.app.app_context():
             self.engine.dispose()
         self.admin.close()
-
-
-def _result(result: Any) -> Any:
-    return ({"ok": True}, 201) if result is None else result
 
 
 def _state(driver: Any) -> set[str]:
