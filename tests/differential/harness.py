@@ -46,7 +46,7 @@ class Case:
     answer, and None stands for a 201. ``before`` is a ``before_request`` function, ``after_request``
     is given the response too, ``teardown`` the error; ``above(world, call)`` stands above
     ``@idempotent`` and calls it. ``setup`` runs once, in an application context, for an application of
-    its own (cases with the same function share one). ``prelude`` runs before each case.
+    its own (cases with the same function share one).
 
     ``events=False`` compares nothing that listeners heard. ``status`` is that of the plain
     application's first answer, so that a case which fails for another reason than meant is noticed.
@@ -65,7 +65,6 @@ class Case:
     stores: tuple[str, ...] = ("postgres",)
     atomic: bool = True
     status: int | None = 201
-    prelude: Callable[[World], Any] | None = None
     events: bool = True
 
     @property
@@ -241,7 +240,7 @@ class Laboratory:
                 self._discard(pair)  # who knows what is open
             else:
                 for world, seen in zip(pair, (outcome.plain, outcome.protected), strict=True):
-                    if seen.steps[-1].state != seen.state or case.prelude is not None:
+                    if seen.steps[-1].state != seen.state:
                         world.forget_connections()
                 self._pairs[kind] = pair
                 if len(self._pairs) > PAIRS_KEPT:
@@ -271,9 +270,7 @@ class Laboratory:
 def observe(world: World, case: Case) -> Observation:
     """Run one case in one application."""
     world.begin(case)
-    if case.prelude is not None:
-        case.prelude(world)
-    if case.prelude is not None or world.first_state is None:
+    if world.first_state is None:
         world.first_state = world.state()
     seen = Observation(world.rows(), world.first_state)
     number = next(_cases)

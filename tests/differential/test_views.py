@@ -89,7 +89,6 @@ def what_a_second_transaction_sees_at_repeatable_read(world):
 
 def listens(world):
     world.admin_run("listen paid")
-    world.admin.notifies.clear()
 
 
 def heard(world):
@@ -110,7 +109,7 @@ def heard_later(outcome):
     return found + [f"{first}, {second}"] * (not is_later)
 
 
-@family(prelude=listens, expect=ByDesign(NOTIFIED, heard_later))
+@family(setup=listens, expect=ByDesign(NOTIFIED, heard_later))
 def notifications_of_three_transactions(world):
     """Two of them equal: that one arrives once."""
     world.note(heard(world))
