@@ -22,7 +22,7 @@ import tests.sessions
 from tests.databases import Databases
 from tests.differential.chance import programs
 from tests.differential.comparison import Twins
-from tests.differential.grammar import Program
+from tests.differential.steps import Program
 
 
 def run(twins: Twins, count: int, seed: int) -> Counter[str]:

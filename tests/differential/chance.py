@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.differential.chosen import EITHER, EQUAL, REFUSED
-from tests.differential.grammar import COMMIT, READ, ROLLBACK, SHOW, Program, Steps, texts
-from tests.differential.steps import Row, do
+from tests.differential.steps import COMMIT, READ, ROLLBACK, SHOW, Program, Row, Steps, do, texts
 
 HELPERS: list[Steps] = [
     *((step,) for step in (READ, COMMIT, ROLLBACK, SHOW, do("keep a book"))),

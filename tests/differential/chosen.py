@@ -10,8 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.differential import manuals
-from tests.differential.grammar import COMMIT, FLUSH, READ, ROLLBACK, SHOW, Program, Steps, texts
-from tests.differential.steps import FAILURES, SETTINGS, Step, do
+from tests.differential.steps import (
+    COMMIT,
+    FAILURES,
+    FLUSH,
+    READ,
+    ROLLBACK,
+    SETTINGS,
+    SHOW,
+    Program,
+    Step,
+    Steps,
+    do,
+    texts,
+)
 
 EQUAL: dict[str, Program] = {}
 REFUSED: dict[str, Program] = {}

@@ -12,9 +12,8 @@ from itertools import zip_longest
 from typing import Any
 
 from tests.databases import Databases
-from tests.differential.grammar import Program
 from tests.differential.manuals import table_of
-from tests.differential.steps import Run
+from tests.differential.steps import Program, Run
 from tests.differential.twins import Request, Twin, savepoints_unchecked, settings_outlasting
 from tests.differential.worlds import LEAKED, NOT_KEPT
 

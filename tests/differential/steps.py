@@ -1,4 +1,4 @@
-"""Steps: what a program can do with a session, each one row of a table (``TABLE`` here and beside).
+"""Programs and their steps: what a view can do with a session, each a row of ``TABLE``, here or beside.
 
 A row says to which family a step belongs, how programs call it, which words it may be given, and what
 it does. It runs in a :class:`Run`, one request in one application, by a :class:`Hand`, which is whose
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,6 @@ from flask_idempotency.core.errors import sqlstate
 from tests.sessions import proxy_of
 
 if TYPE_CHECKING:
-    from tests.differential.grammar import Program
     from tests.differential.twins import Twin
 
 
@@ -42,10 +41,72 @@ class Step:
     def inner(self) -> tuple[Step, ...]:
         return tuple(each for each in self.arguments if isinstance(each, Step))
 
+    @property
+    def kinds(self) -> set[str]:
+        """Its own, and those of the steps inside it."""
+        return {self.kind}.union(*(each.kinds for each in self.inner))
+
 
 def do(kind: str, *arguments: Any) -> Step:
     """A step, as programs write it."""
     return Step(kind, arguments)
+
+
+Steps = tuple[Step, ...]
+
+COMMIT, ROLLBACK, FLUSH, READ = do("commit"), do("rollback"), do("flush"), do("read")
+SHOW = do("read settings")
+
+
+def texts(*names: str) -> Steps:
+    return tuple(do("text", name) for name in names)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an application does in one request: a program is short.
+
+    ``above`` runs in a decorator above the protection, after the view; ``after`` in an
+    ``after_request`` function; ``begins_above`` puts ``with db.session.begin():`` around the view.
+    ``handler`` stands for an error handler that answers 409: it is "plain" or "rolls back".
+    ``each`` is SQL that a listener sends when a transaction begins, and ``vetoes`` the event in which
+    a listener raises.
+    """
+
+    view: Steps = ()
+    before: Steps = ()
+    above: Steps = ()
+    after: Steps = ()
+    answer: str = "created"
+    catches: str = "database errors"
+    handler: str = ""
+    isolation: str = ""
+    begins_above: bool = False
+    each: str = ""
+    vetoes: str = ""
+
+    def __repr__(self) -> str:
+        named = [
+            f"    {each.name}={getattr(self, each.name)!r},"
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        ]
+        return "\n".join(["Program(", *named, ")"])
+
+    @property
+    def surroundings(self) -> bool:
+        """Whether it does something outside of the view."""
+        return bool(self.before or self.above or self.after or self.begins_above)
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of all its steps."""
+        parts = self.before + self.view + self.above + self.after
+        return set().union(*(step.kinds for step in parts))
+
+    @property
+    def uses_other_connections(self) -> bool:
+        return bool(self.kinds & OTHER_CONNECTIONS)
 
 
 class Row(NamedTuple):
@@ -322,7 +383,7 @@ def insert_of(**values: Any) -> Callable[[Hand], Any]:
     return lambda hand: hand.send(sa.insert(hand.table).values(**values))
 
 
-def texts(*statements: str, **values: Any) -> Callable[[Hand], Any]:
+def statements_of(*statements: str, **values: Any) -> Callable[[Hand], Any]:
     return lambda hand: [hand.ask(statement, **values) for statement in statements] and None
 
 
@@ -330,20 +391,20 @@ FAILURES: dict[str, Callable[[Hand], Any]] = {
     "unique": insert_of(label="old", amount=1),
     "unique in a flush": flush_of(label="old", amount=1),
     "check in a flush": flush_of(label="d", amount=-1),
-    "division": texts("select 1/0"),
+    "division": statements_of("select 1/0"),
     "NUL": insert_of(label="d\0", amount=1),
     "NUL in a flush": flush_of(label="d\0", amount=1),
     "surrogate": insert_of(label="d\ud800", amount=1),
-    "unadaptable": texts("select :value", value=object()),
-    "a value is missing": texts("select :one, :two", one=1),
-    "syntax": texts("selct 1"),
-    "syntax behind a statement": texts("select 1; selct 1"),
-    "no table": texts("select * from nowhere"),
-    "time-out": texts("set local statement_timeout = '50ms'", "select pg_sleep(1)"),
-    "lock time-out": texts("set local lock_timeout = '50ms'", "select * from held for update"),
-    "lock refused": texts("select * from held for update nowait"),
-    "cancelled": texts("select pg_cancel_backend(pg_backend_pid()), pg_sleep(0.05)"),
-    "conflict": texts("do $$ begin raise sqlstate '40001'; end $$"),
+    "unadaptable": statements_of("select :value", value=object()),
+    "a value is missing": statements_of("select :one, :two", one=1),
+    "syntax": statements_of("selct 1"),
+    "syntax behind a statement": statements_of("select 1; selct 1"),
+    "no table": statements_of("select * from nowhere"),
+    "time-out": statements_of("set local statement_timeout = '50ms'", "select pg_sleep(1)"),
+    "lock time-out": statements_of("set local lock_timeout = '50ms'", "select * from held for update"),
+    "lock refused": statements_of("select * from held for update nowait"),
+    "cancelled": statements_of("select pg_cancel_backend(pg_backend_pid()), pg_sleep(0.05)"),
+    "conflict": statements_of("do $$ begin raise sqlstate '40001'; end $$"),
 }
 
 
@@ -391,8 +452,8 @@ SHOWN += ("idle_in_transaction_session_timeout", "synchronous_commit", "role")
 """Settings that programs make. The role is last: another one may not be allowed to set the rest."""
 
 _SETTINGS = ", ".join(f"nullif(current_setting('{name}', true), '')" for name in SHOWN)
-SHOW = f"select {_SETTINGS}, current_user, current_setting('transaction_isolation'),"
-SHOW += " current_setting('transaction_read_only')"
+SETTINGS_NOW = f"select {_SETTINGS}, current_user, current_setting('transaction_isolation'),"
+SETTINGS_NOW += " current_setting('transaction_read_only')"
 
 LOCKS = {
     "advisory": "select pg_advisory_xact_lock(7)",
@@ -524,7 +585,7 @@ TABLE = [
     Row("savepoints", "undo the savepoint", (), end_the_savepoint("rollback")),
     Row("failures", "fail", tuple(FAILURES), lambda h, how: FAILURES[how](h)),
     Row("settings", "set", tuple(each for each in SETTINGS if each != IMMEDIATE), asks(SETTINGS)),
-    Row("settings", "read settings", (), lambda h: h.ask(SHOW)),
+    Row("settings", "read settings", (), lambda h: h.ask(SETTINGS_NOW)),
     Row("connection", "choose", ("schema", "serializable"), choose),
     Row("locks", "lock", tuple(LOCKS), asks(LOCKS)),
     Row("locks", "read locks", (), read_locks),

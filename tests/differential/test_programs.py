@@ -18,9 +18,8 @@ from tests.differential import sentences
 from tests.differential.__main__ import run
 from tests.differential.chosen import EITHER, EQUAL, HELPER, HIDDEN, REFUSED
 from tests.differential.comparison import Twins, normal
-from tests.differential.grammar import COMMIT, ROLLBACK, Program
 from tests.differential.manuals import OF_DRIVER
-from tests.differential.steps import do
+from tests.differential.steps import COMMIT, ROLLBACK, Program, do
 from tests.differential.verdicts import is_on_the_page
 
 PROGRAMS = 100

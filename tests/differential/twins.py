@@ -22,9 +22,8 @@ from sqlalchemy.orm import Session
 from flask_idempotency import NotAtomic
 from servers import plain_dsn
 from tests.differential import models
-from tests.differential.grammar import Program
 from tests.differential.harness import Case
-from tests.differential.steps import SHOWN, Handled, Oops, Row, Run, Veto, name_of
+from tests.differential.steps import SHOWN, Handled, Oops, Program, Row, Run, Veto, name_of
 from tests.differential.worlds import Reply, World
 from tests.sessions import factory_of, present_session
 
