@@ -110,13 +110,10 @@ def cursor_of(hand: Hand, *args: Any, **kwargs: Any) -> Any:
 # The ORM
 
 
-def emma(hand: Hand) -> Any:
-    return hand.session.scalars(sa.select(hand.run.twin.models.Book).filter_by(title="Emma")).one()
-
-
 def kept(hand: Hand) -> Any:
     """The book that was kept before, or else one that is now."""
-    hand.book = hand.book or emma(hand)
+    emma = sa.select(hand.run.twin.models.Book).filter_by(title="Emma")
+    hand.book = hand.book or hand.session.scalars(emma).one()
     return hand.book
 
 
