@@ -98,16 +98,10 @@ def _is_to_keep(status: int) -> bool:
     return status < 500 and status not in NOT_KEPT
 
 
-def _rerun(request: Request) -> tuple[int, int]:
-    return request.status, request.run.views
-
-
 def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
     first, retry = protected.first, protected.retry
     if protected.completed:
         yield "record: kept though refused"
-    if "a savepoint of the operation is gone" in first.refusal:
-        yield "refused: a savepoint of ours was lost, which no view can cause"
     program = first.run.program  # what was done before the view may be committed after it
     if first.run.baseline is not None and not (program.before and (program.above or program.after)):
         yield from _unequal("rows of a refused request", nothing_done(first.run), by_view(first.rows))
@@ -202,7 +196,7 @@ def _of_not_kept(program: Program, plain: Observed, protected: Observed) -> Iter
     if retry.reply.replayed:
         yield "retry: replayed though not kept"
     if not (program.before or protected.state or retry.run.failed_outside):
-        yield from _unequal("retry", _rerun(first), _rerun(retry))
+        yield from _unequal("retry", (first.status, first.run.views), (retry.status, retry.run.views))
     if not (program.surroundings or protected.state or first.run.counted):
         yield from _unequal("what the retry saw", first.run.seen, retry.run.seen)
 

@@ -1,4 +1,4 @@
-"""Views that are no program (``grammar``), in a plain and in a protected application, side by side.
+"""Views that are no program (``steps``), in a plain and in a protected application, side by side.
 
 Each case sends key 1, key 1 again, key 2 and key 2 again to both applications, and an unprotected
 request at the end. Compared are statuses, bodies, exceptions (those that a view noted, and those that
