@@ -308,6 +308,19 @@ equal("the engine beside uncommitted work", ADD, FLUSH, do("write an audit by en
 # Before the view, beside ``tests/session/test_before_the_view.py``
 
 CHANGE = do("keep a book"), do("change the kept book", "price")
+for what, steps in {
+    "a change that is not flushed": CHANGE,
+    "an object that is added": (LATER,),
+    "a write": (do("insert", "b"),),
+    "a write by a function": texts("quoted function"),
+    "a commit": (LATER, COMMIT),
+    "a nested transaction that failed": (nested(LATER, do("fail", "unique")),),
+    "a savepoint as text that was undone": texts("savepoint", "trigger that writes", "to savepoint"),
+}.items():
+    equal(f"{what} before the view", ADD, COMMIT, LAST, COMMIT, before=steps)
+    equal(f"{what} before a view that rolls back", ROLLBACK, ADD, COMMIT, before=steps)
+    either(f"{what} before the view, and a commit after it", ADD, before=steps, after=(COMMIT,))
+    either(f"{what} before a rejection", ROLLBACK, before=steps, answer="conflict")
 equal("a change to an object from before the view", CHANGE[1], COMMIT, before=CHANGE[:1])
 OUT = do("state of the kept book", "expunge")
 equal("a detached object from before the view", OUT, CHANGE[1], ADD, COMMIT, before=CHANGE[:1])
