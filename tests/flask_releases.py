@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from flask import Flask, request
+from flask import Flask
 
 BEFORE_3_2 = "ctx" not in inspect.signature(Flask.full_dispatch_request).parameters
 """A request that a view sends to its own application has the view's ``db.session`` and ``flask.g``."""
@@ -23,8 +23,3 @@ def is_left_out(name: str) -> bool:
     """Whether another extension is not ready for this release of Flask, so that a test cannot pass."""
     test, _, parameters = name.partition("[")
     return not BEFORE_3_2 and any(each in parameters for each in LEFT_OUT.get(test, ()))
-
-
-def let_go(_error: BaseException | None) -> None:
-    """Free the request at its end, as Flask does up to 3.1. From 3.2 on its own environ keeps it."""
-    request.environ.pop("werkzeug.request")

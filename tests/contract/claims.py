@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim, Record, StoredResponse
+from tests.waiting import wait_until
 
 PATIENCE_SECONDS = 10.0
 SHORT_SECONDS = 0.05
+
+until = partial(wait_until, what="it comes about")
 
 RESPONSE = StoredResponse(
     201, (("X-Same", "1"), ("X-Same", "2"), ("X-Odd", "ü\u2028")), bytes(range(256))
@@ -61,11 +64,3 @@ def is_renewed(records: Records, claim: Claim, renew: Callable[[], object]) -> b
     before = lease_left(records, claim)
     renew()
     return lease_left(records, claim) > before
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds; the test fails if it never does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(SHORT_SECONDS / 10)

@@ -2,5 +2,5 @@
 
 import pytest
 
-for _name in "suite", "transactions", "claims", "races":
+for _name in "claims", "races":
     pytest.register_assert_rewrite(f"tests.contract.{_name}")

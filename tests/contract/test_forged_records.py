@@ -49,8 +49,7 @@ def shop(store, tmp_path, databases, redis_server, probing_at_once):
     shop.view(lambda: (shop.runs.append(1), ({}, 201))[1])
     assert shop.post().status_code == 201
     yield shop
-    with shop.app.app_context():
-        shop.db.engine.dispose()
+    shop.engine.dispose()
     if store == "hybrid":
         databases.give_back(uri)
 
@@ -74,7 +73,7 @@ def forge(shop, store, **values):
     if values["headers"] is not None and not isinstance(values["headers"], str):
         values["headers"] = json.dumps(values["headers"])
     table = shop.app.extensions["idempotency"].table.name
-    with shop.app.app_context(), shop.db.engine.begin() as connection:
+    with shop.engine.begin() as connection:
         changes = ", ".join(f"{name} = :{name}" for name in values)
         connection.execute(sa.text(f"update {table} set {changes}"), values)
 

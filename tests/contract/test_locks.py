@@ -97,19 +97,6 @@ def test_the_marker_stays_no_longer_than_the_record(lock, client, ttl):
     assert most - 5000 < client.pttl(NAME) <= most
 
 
-@pytest.mark.parametrize("value", [b"", b"1:", b"9:later:version", b"\xff\xfe", b"x" * 500, ["a list"]])
-def test_whatever_stands_there_gives_nobody_the_lock(lock, client, value):
-    if isinstance(value, list):
-        client.rpush(NAME, *value)
-    else:
-        client.set(NAME, value, px=5000)
-    assert lock.acquire(FIRST) is Glance.ASK
-    lock.release(FIRST)
-    assert client.exists(NAME)
-    lock.finish(FIRST)()
-    assert client.get(NAME) == DONE
-
-
 def test_each_failure_is_told_and_a_line_says_when_they_began_and_ended(monkeypatch, caplog):
     monkeypatch.setattr("flask_idempotency.stores.lock.PAUSE_SECONDS", 0)  # each request probes
     caplog.set_level(logging.INFO, "flask_idempotency")

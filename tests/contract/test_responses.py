@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask, request
+from flask import request
 
 import servers
 from flask_idempotency import Retryable, idempotent, operation_interrupted
 from flask_idempotency.cli import cli
-from tests.contract.test_requests import STORES
+from tests.contract.test_requests import STORES, Shop
 from tests.killed import Killed
-from tests.sessions import make_db, protect
-from tests.stores import prefix_of
 
 PAGE = Path(__file__).parents[2] / "docs/http.md"
 ROW = re.compile(r"^\| \[(.+?)\]\(#([\w-]+)\) \| (.+?) \| (.+?) \| (.+?) \| .+? \|$", re.MULTILINE)
@@ -26,24 +24,15 @@ NOWHERE = f"postgresql+psycopg2://shop@127.0.0.1:{servers.free_port()}/shop"
 CONFLICT = "do $$ begin raise exception using errcode = '40001'; end $$"
 
 
-class Shop:
+class Api(Shop):
     """An API with a way into every situation of the table."""
 
-    def __init__(self, store, uri, redis_url):
+    def __init__(self, store, uri, redis_url, *, tables=True):
         self.running, self.go_on = threading.Event(), threading.Event()
-        self.app, self.db = Flask("shop"), make_db()
-        self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=uri,
-            IDEMPOTENCY_STORE=store,
-            IDEMPOTENCY_REDIS_URL=redis_url if store in ("redis", "hybrid") else None,
-            IDEMPOTENCY_REDIS_PREFIX=prefix_of(uri),
-            IDEMPOTENCY_MAX_RESPONSE_BYTES=1000,
-            IDEMPOTENCY_MAX_REQUEST_BYTES=1000,
-            PROPAGATE_EXCEPTIONS=False,
-        )
-        self.db.init_app(self.app)
-        protect(self.app, self.db, scope=lambda: request.headers.get("X-User"))
-        atomic = store != "redis"
+        config = {"scope": lambda: request.headers.get("X-User"), "PROPAGATE_EXCEPTIONS": False}
+        config |= {f"IDEMPOTENCY_MAX_{what}_BYTES": 1000 for what in ("REQUEST", "RESPONSE")}
+        super().__init__(store, uri, redis_url, tables=tables, **config)
+        atomic = self.atomic
         self.add("pay", lambda: ({"id": 1}, 201, {"Location": "/pay/1"}), atomic=atomic)
         self.add("transfer", dict, atomic=atomic, fingerprint="json")
         self.add("withdraw", dict, atomic=atomic, authorize_replay=lambda _operation: False)
@@ -119,14 +108,14 @@ SITUATIONS = {
     "body-malformed": lambda shop: shop.post("transfer", data=b"{", content_type="application/json"),
     "scope-unknown": lambda shop: shop.post(user=None),
     "replay-forbidden": lambda shop: shop.again("withdraw"),
-    "request-in-progress": Shop.beside_the_first,
+    "request-in-progress": Api.beside_the_first,
     "response-not-kept": lambda shop: shop.again("report"),
     "operation-interrupted": lambda shop: shop.after_a_death("charge"),
     "key-expired": lambda shop: shop.post(
         "order", environ_overrides={"HTTP_IDEMPOTENCY_KEY": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"}
     ),
     "key-reused": lambda shop: shop.again("transfer", json={"changed": True}),
-    "operation-failed": Shop.after_an_operator_said_that_it_failed,
+    "operation-failed": Api.after_an_operator_said_that_it_failed,
     "try-again": lambda shop: shop.post("busy"),
     "store-unavailable": lambda shop: shop.post(),
     "transaction-conflict": lambda shop: shop.post("conflict"),
@@ -147,16 +136,14 @@ def shops(postgres, redis_server, tmp_path_factory):
     for store in STORES:
         on_sqlite = store in ("sql", "redis")
         uri = f"sqlite:///{folder}/{store}.db" if on_sqlite else postgres.database(f"responses_{store}")
-        made[store] = Shop(store, uri, redis_server.url)
-        with made[store].app.app_context():
-            made[store].db.create_all()
+        made[store] = Api(store, uri, redis_server.url)
         lost = f"sqlite:///{folder}/nowhere/shop.db" if on_sqlite else NOWHERE
         no_redis = f"redis://127.0.0.1:{servers.free_port()}/0"
-        made["lost", store] = Shop(store, lost, no_redis if store == "redis" else redis_server.url)
+        redis_url = no_redis if store == "redis" else redis_server.url
+        made["lost", store] = Api(store, lost, redis_url, tables=False)
     yield made
     for shop in made.values():
-        with shop.app.app_context():
-            shop.db.engine.dispose()
+        shop.engine.dispose()
 
 
 def content(response):

@@ -146,7 +146,7 @@ def test_fingerprints_of_two_algorithms_cannot_be_compared() -> None:
     assert made[0].matches(Fingerprint(99, made[0].digest)) is None
 
 
-@given(st.lists(st.text().map(lambda name: "/" + name.translate({0x7E: "~0", 0x2F: "~1"})), max_size=5))
+@given(st.lists(st.text("ab0~/é😀").map(lambda name: f"/{name.replace('~', '~0').replace('/', '~1')}")))
 def test_the_code_of_a_list_fits_a_smallint_and_is_no_algorithms_own(pointers: list[str]) -> None:
     made = of_fields("/n", *pointers)(PAYMENT)
     assert made == of_fields(*reversed(pointers), "/n", "/n")(PAYMENT)
@@ -239,27 +239,14 @@ def test_different_values_differ_in_canonical_json(one: object, other: object) -
     assert (fingerprints[0] == fingerprints[1]) is same
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("1", "1.0"),
-        ("0", "-0"),
-        ('{"a":-0}', '{"a":0}'),
-        ("1e2", "1E2"),
-        ("9007199254740993", "9007199254740992"),
-        ("0.1", "0.1000000000000000055511151231257827"),
-        ("1e400", "1e401"),
-        ("1", "true"),
-        ("null", '"null"'),
-        ("[]", "{}"),
-        ("[1,2]", "[12]"),
-        ('{"a":null}', "{}"),
-        ('["a,b"]', '["a","b"]'),
-        (r'"\ud800"', r'"\udfff"'),
-    ],
-)
-def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
-    assert by_json(of_json(one)) != by_json(of_json(other))
+def test_json_values_that_only_look_alike_differ() -> None:
+    """As do strings from the numbers that they spell."""
+    bodies = ["1", "1.0", "1e2", "1E2", "1e400", "1e401", "0.1", "0.1000000000000000055511151231257827"]
+    bodies += ["9007199254740993", "9007199254740992", "0", "-0", '{"a":0}', '{"a":-0}', '{"a":null}']
+    bodies += ["true", "null", '"null"', "[]", "{}", "[1,2]", "[12]", '["a,b"]', '["a","b"]']
+    bodies += ["1.5", '"1.5"', '["1.5"]', '"\U000100001.5"', r'"\ud800\udc002.5"', '"2.5"', "2.5"]
+    bodies += [r'"\ud800"', r'"\udfff"', r'"\udc00\ud8001.5"', r'"\ud800\ud8001.5"']
+    assert len({by_json(of_json(body)).digest for body in bodies}) == len(bodies)
 
 
 @pytest.mark.parametrize("fingerprint", [by_json, of_fields("/n")])
@@ -335,11 +322,12 @@ def cpu_seconds(function: Callable[[], object], times: int) -> float:
 
 
 MIB = 1024 * 1024
+"""The most that is compared as JSON."""
 
 
 def filled(item: str) -> str:
-    """An array of as many of these as a body that is compared as JSON may hold."""
-    return "[" + ",".join([item] * (MIB // (len(item) + 1) - 1)) + "]"
+    """An array, of a quarter of that."""
+    return "[" + ",".join([item] * (MIB // 4 // (len(item) + 1))) + "]"
 
 
 DEAR = {
@@ -348,7 +336,7 @@ DEAR = {
     "members": filled('{"a":1}'),
     "deep": filled("[" * 190 + "]" * 190),
     "quotes": '"' + r"\"" * (MIB // 2 - 1) + '"',
-    "names": json.dumps(dict.fromkeys(map(str, range(80_000)))),
+    "names": json.dumps(dict.fromkeys(map(str, range(20_000)))),
     "too deep": "[" * MIB,
 }
 
@@ -368,12 +356,6 @@ def test_canonical_json_takes_at_most_ten_times_as_long_as_reading_it(body: byte
         if ratio < 10:
             return
     pytest.fail(f"{ratio:.1f} times")
-
-
-def test_strings_do_not_pass_for_numbers() -> None:
-    bodies = ["1.5", '"1.5"', '["1.5"]', '"\U000100001.5"', r'"\ud800\udc001.5"'.replace("1.5", "2.5")]
-    bodies += [r'"\udc00\ud8001.5"', r'"\ud800\ud8001.5"', '"2.5"', "2.5"]
-    assert len({by_json(of_json(body)).digest for body in bodies}) == len(bodies)
 
 
 def test_no_string_hides_levels() -> None:

@@ -32,18 +32,10 @@ latin_1 = st.text(st.characters(max_codepoint=0xFF))
 almost_quoted = st.text('"\\,; a\t\x7fé')
 
 ACCEPTED = [
-    ("abc", "abc"),
-    ('"abc"', "abc"),
-    ("  abc  ", "abc"),
-    ('  "abc"  ', "abc"),
-    ('" abc "', " abc "),
+    *((key, key) for key in ("abc", "ABC", "A-Za-z0-9._~:+/=@-", "!#$%&'()*<>?[]^`{|}", "x" * 255)),
+    *((value, "abc") for value in ('"abc"', "  abc  ", '  "abc"  ')),
+    *((f'"{key}"', key) for key in (" abc ", "a,b;c", " ")),
     (r'"a\"b\\c"', 'a"b\\c'),
-    ('"a,b;c"', "a,b;c"),
-    ('" "', " "),
-    ("ABC", "ABC"),
-    ("A-Za-z0-9._~:+/=@-", "A-Za-z0-9._~:+/=@-"),
-    ("!#$%&'()*<>?[]^`{|}", "!#$%&'()*<>?[]^`{|}"),
-    ("x" * 255, "x" * 255),
     ('"' + r"\"" * 255 + '"', '"' * 255),
 ]
 
@@ -115,41 +107,21 @@ operations = st.tuples(parts | st.text(), parts | st.text(), scopes | st.text(),
 
 @thoroughly
 @given(operations, operations)
-def test_different_operations_never_share_a_hash(
-    one: tuple[str, str, Scope, str], other: tuple[str, str, Scope, str]
-) -> None:
-    same = one == other and type(one[2]) is type(other[2])
-    assert (hash_key(*one) == hash_key(*other)) is same
-
-
-@thoroughly
-@given(operations, operations)
-def test_hashes_end_alike_exactly_if_their_scopes_are_the_same(
+def test_hashes_are_alike_and_end_alike_exactly_if_operations_and_their_scopes_are_the_same(
     one: tuple[str, str, Scope, str], other: tuple[str, str, Scope, str]
 ) -> None:
     same = one[2] == other[2] and type(one[2]) is type(other[2])
+    assert (hash_key(*one) == hash_key(*other)) is (same and one == other)
     assert (hash_key(*one)[-7:] == hash_key(*other)[-7:]) is same
     assert hash_key(*one).endswith(scope_tail(one[2]))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (("", "pay", "acme", "eu:42"), ("", "pay", "acme:eu", "42")),
-        (("", "pay", "ab", "c"), ("", "pay", "a", "bc")),
-        (("v1", "pay", None, "k"), ("", "v1pay", None, "k")),
-        (("v", "1pay", None, "k"), ("v1", "pay", None, "k")),
-        (("", "pay", 1, "k"), ("", "pay", "1", "k")),
-        (("", "pay", -1, "k"), ("", "pay", 1, "k")),
-        (("", "pay", None, "k"), ("", "pay", "", "k")),
-        (("", "pay", UUID(int=1), "k"), ("", "pay", str(UUID(int=1)), "k")),
-        (("", "pay", UUID(int=1), "k"), ("", "pay", 1, "k")),
-    ],
-)
-def test_parts_that_look_alike_when_joined_stay_apart(
-    one: tuple[str, str, Scope, str], other: tuple[str, str, Scope, str]
-) -> None:
-    assert hash_key(*one)[:16] != hash_key(*other)[:16]
+def test_parts_that_look_alike_when_joined_stay_apart() -> None:
+    keys: list[tuple[Scope, str]] = [("acme", "eu:42"), ("acme:eu", "42"), ("ab", "c"), ("a", "bc")]
+    keys += [(scope, "k") for scope in (None, "", 1, -1, "1", UUID(int=1), str(UUID(int=1)))]
+    operations = [("", "pay", *key) for key in keys]
+    operations += [(*name, None, "k") for name in (("v1", "pay"), ("", "v1pay"), ("v", "1pay"))]
+    assert len({hash_key(*operation)[:16] for operation in operations}) == len(operations)
 
 
 @pytest.mark.parametrize("scope", [True, False, 1.0, b"1", ["1"], ("1",), object()])
@@ -168,16 +140,8 @@ def test_hashes_of_stored_keys_never_change() -> None:
 
 
 def test_a_digest_depends_on_types_and_borders() -> None:
-    alike: list[tuple[Part, ...]] = [
-        (b"ab",),
-        ("ab",),
-        ("a", "b"),
-        ("", "ab"),
-        ("ab", ""),
-        ("ab", None),
-        (0xAB,),
-        (),
-    ]
+    alike: list[tuple[Part, ...]] = [(b"ab",), ("ab",), (0xAB,), (), ("a", "b"), ("", "ab")]
+    alike += [("ab", ""), ("ab", None)]
     assert len({digest(*parts) for parts in alike}) == len(alike)
 
 
@@ -234,12 +198,8 @@ def test_a_bad_pointer_is_a_mistake_in_the_application(pointer: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "key"),
     [
-        ("A-7", "A-7"),
-        ("é", "é"),
-        (42, "42"),
-        (-1, "-1"),
-        (0, "0"),
-        ("x" * 255, "x" * 255),
+        *((key, key) for key in ("A-7", "é", "x" * 255)),
+        *((number, str(number)) for number in (42, -1, 0)),
         (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
     ],
 )
