@@ -11,13 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import product
 
-import psycopg2
 import pytest
+import sqlalchemy as sa
 
-import servers
 from tests.drivers import with_driver
 from tests.integration.apps import forking_shop
 from tests.waiting import wait_until
@@ -49,13 +48,18 @@ CASES = [
     # In a lease the session is the application's, with what that does.
     (["leased"], ["added"], ["own"], ENDS, "done", 1),
 ]
+SQLITE_CASES = [
+    (["atomic"], ["flushed"], USES, ["exit"], MIDDLE, 0),
+    # The first connection to a file that a process closes lets go of all its locks.
+    (["atomic"], ["flushed"], ["nothing"], ENDS, "done", 0),
+]
 
 
-@pytest.fixture(params=["hybrid-psycopg2", "postgres-psycopg"])
-def environment(request, databases, redis_server, tmp_path, monkeypatch):
-    store, _, driver = request.param.partition("-")
+@pytest.fixture
+def environment(store, driver, databases, redis_server, tmp_path, monkeypatch):
     database = databases.take()
-    monkeypatch.setenv("DATABASE_URL", with_driver(database, driver))
+    url = f"sqlite:///{tmp_path}/shop.db" if store == "sql" else with_driver(database, driver)
+    monkeypatch.setenv("DATABASE_URL", url)
     monkeypatch.setenv("STORE", store)
     monkeypatch.setenv("REDIS_URL", redis_server.url if store == "hybrid" else "")
     yield
@@ -88,15 +92,18 @@ def is_told(line):
 
 
 def sql(statement):
-    connection = psycopg2.connect(servers.plain_dsn(os.environ["DATABASE_URL"]))
-    with closing(connection), connection.cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchall()
+    engine = sa.create_engine(os.environ["DATABASE_URL"], poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(statement).all()
 
 
-def test_a_child_has_its_own_work_and_no_part_in_the_operation(start):
+POSTGRES = [("hybrid", "psycopg2"), ("postgres", "psycopg")]
+
+
+@pytest.mark.parametrize(("store", "driver"), [*POSTGRES, ("sql", "psycopg2")], indirect=True)
+def test_a_child_has_its_own_work_and_no_part_in_the_operation(start, store):
     expected = {}
-    for *parts, says, rows in CASES:
+    for *parts, says, rows in SQLITE_CASES if store == "sql" else CASES:
         expected |= {"/".join(case): (says, rows) for case in product(*parts)}
     shop, lines = start(*expected)
     assert shop.wait(LONGEST_SECONDS) == 0, lines()
@@ -113,6 +120,7 @@ def test_a_child_has_its_own_work_and_no_part_in_the_operation(start):
     assert sql(records) == [(len(expected),)]
 
 
+@pytest.mark.parametrize(("store", "driver"), POSTGRES, indirect=True)
 def test_a_child_that_outlives_its_worker_does_not_keep_its_key(start):
     key = "atomic/flushed/pause/exit"
     shop, lines = start(key)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import closing
 from dataclasses import replace
 
+import psycopg2
 import pytest
+import sqlalchemy as sa
 
 import servers
 from flask_idempotency import current_operation
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Record, StoredResponse
+from servers import plain_dsn
 from tests.contract.claims import a_claim, again, stored_record
 
 
@@ -82,23 +86,33 @@ def test_a_take_over_never_changes_the_fingerprint_of_a_live_record(records):
 IMPATIENT = {"connect_args": {"options": "-c statement_timeout=3000"}}
 
 
-@pytest.mark.parametrize("during", ["a first request", "a replay", "a step"])
-def test_a_locked_table_is_waited_for_briefly(make_world, add_view, during):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=IMPATIENT)
-    lock = "lock table idempotency_record in access exclusive mode"
-    with world.app.app_context():
-        migration = world.db.engine.connect()
+@pytest.mark.parametrize("during", ["the claim", "the lock behind it", "a replay", "a step"])
+def test_a_locked_table_is_waited_for_briefly(make_world, postgres, add_view, background, during):
+    url = postgres.database("locked_table")
+    with servers.FaultProxy(url) as proxy, closing(psycopg2.connect(plain_dsn(url))) as migration:
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=IMPATIENT)
 
-    def step():
-        if during == "a step" and runs == [1, 1]:
-            migration.exec_driver_sql(lock)
-            current_operation.step("pay", lambda: None, atomic=True)
+        def lock():
+            migration.cursor().execute("lock table idempotency_record in access exclusive mode")
 
-    runs = add_view(world, atomic=during != "a step", during=step)
-    world.post(key="key-1" if during == "a replay" else "key-0")
-    with migration:
-        if during != "a step":
-            migration.exec_driver_sql(lock)
+        def step():
+            if during == "a step" and runs == [1, 1]:
+                lock()
+                current_operation.step("pay", lambda: None, atomic=True)
+
+        if during == "the lock behind it":  # in the session's own transaction, so it is sent alone
+            world.app.before_request(lambda: world.db.session.execute(sa.text("select 1")) and None)
+        runs = add_view(world, atomic=during != "a step", during=step)
+        world.post(key="key-1" if during == "a replay" else "key-0")
+        if during == "the lock behind it":
+            proxy.hold(b"SKIP LOCKED")
+        elif during != "a step":
+            lock()
         started = time.monotonic()
-        assert world.post().status_code == 503
+        response = background(world.post)
+        if during == "the lock behind it":
+            proxy.wait_until_held()
+            lock()
+            proxy.let_go()
+        assert response.result().status_code == 503
         assert time.monotonic() - started < 2

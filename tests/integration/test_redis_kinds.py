@@ -6,6 +6,8 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from redis.connection import parse_url
+from redis.sentinel import Sentinel
 
 import servers
 
@@ -23,6 +25,18 @@ def own_redis():
         yield server
 
 
+class OneMaster(Sentinel):
+    """As if its Sentinels had named this one."""
+
+    def __init__(self, url):
+        options = parse_url(url)
+        self.address = options.pop("host"), options.pop("port")
+        super().__init__([], **options)
+
+    def discover_master(self, service_name):
+        return self.address
+
+
 URLS = {
     "another database": lambda server: server.url.removesuffix("/0") + "/3",
     "a Unix socket": lambda server: f"unix://:{server.password}@{server.data}/redis.sock?db=0",
@@ -31,6 +45,7 @@ URLS = {
 CLIENTS = {
     "decoding": lambda url: redis.Redis.from_url(url, decode_responses=True),
     "RESP 3": lambda url: redis.Redis.from_url(url, protocol=3),
+    "a Sentinel's master": lambda url: OneMaster(url).master_for("shop"),
     "a decoding cluster": lambda url: redis.RedisCluster.from_url(url, decode_responses=True),
 }
 

@@ -22,6 +22,7 @@ from tests.session.cases import (
     then,
     writes,
 )
+from tests.sessions import factory_of
 
 family = Family(events=False)
 
@@ -118,6 +119,14 @@ def rolls_back_a_nested_part(world):
     pays(world)
 
 
+def rolls_back_beside_another_session(world):
+    """What that one has committed inside stays, although ours goes back behind what was before."""
+    with factory_of(world.app, world.db)() as other:
+        other.add(world.Audit(text="audited"))
+        other.commit()
+    world.session.rollback()
+
+
 VIEWS = {
     "rolls back": then(shows_the_user, undoes, shows_the_user, pays),
     "fails in the flush": then(fails_in_the_flush, rolls_back, pays),
@@ -126,6 +135,7 @@ VIEWS = {
 }
 for name, view in VIEWS.items():
     family.add(f"an update, and the view {name}", view, before=changes_and_flushes)
+family.add("a read, and another session", rolls_back_beside_another_session, before=reads, pool=2)
 family.add(
     "a tenant and a write rolled back",
     then(rolls_back, shows_tenant, pays),

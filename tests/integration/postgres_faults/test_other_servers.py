@@ -1,14 +1,16 @@
-"""A database that takes no writes, and the wrong server after a failover."""
+"""A database that takes no writes, a standby that is gone, and the wrong server after a failover."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import psycopg2
+import pytest
 
 from tests.drivers import connect
 from tests.stores import BOTH
+from tests.waiting import wait_until
 
 
 @BOTH
@@ -37,6 +39,33 @@ def test_a_database_that_takes_no_writes_runs_nothing_until_it_does(
     assert_replayed(before, world.post(key="before"))
     assert_replayed(leased, world.post("/leased", key="leased"))
     world.assert_clean()
+
+
+@BOTH
+@pytest.mark.usefixtures("probing_at_once")
+def test_a_commit_that_waits_for_a_missing_standby_holds_its_key(
+    make_world, own_postgres, own_database, add_view, background, assert_problem, assert_replayed
+):
+    world = make_world(SQLALCHEMY_DATABASE_URI=own_database)
+    runs = add_view(world)
+    world.post(key="opens-a-connection")
+
+    def wait_for(standby):
+        with closing(psycopg2.connect(own_postgres.dsn)) as connection:
+            connection.autocommit = True
+            cursor = connection.cursor()
+            cursor.execute(f"alter system set synchronous_standby_names = '{standby}'")
+            cursor.execute("select pg_reload_conf()")
+
+    wait_for("gone")
+    first = background(world.post)
+    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+    wait_until(lambda: world.sql(waiting) == [(1,)], "COMMIT waits")
+    assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    wait_for("")
+    assert first.result().status_code == 201
+    assert_replayed(first.result(), world.post())
+    assert runs == [1, 1]
 
 
 @contextmanager

@@ -124,6 +124,17 @@ def test_a_worker_that_cannot_reach_redis_lets_nobody_in(
     assert (runs, others, world.count()) == ([1], [], 1)
 
 
+def test_a_marker_of_what_a_restored_backup_has_lost_hides_no_first_request(
+    world, behind, add_view, assert_replayed
+):
+    runs = add_view(world)
+    assert world.post().status_code == 201
+    world.sql("truncate payment, idempotency_record")
+    assert behind.mget(behind.keys()) == [b"1:done"]
+    assert_replayed(world.post(), world.post())
+    assert (runs, world.count()) == ([1, 1], 1)
+
+
 def test_redis_comes_back_into_use_by_itself(world, own_redis, behind, add_view, monkeypatch):
     monkeypatch.setattr(redis_store, "PAUSE_SECONDS", 0.05)
     add_view(world)
