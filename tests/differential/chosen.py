@@ -379,7 +379,7 @@ for name in ("before_commit", "before_flush", "after_flush"):
     equal(f"a listener that refuses {name}", ADD, COMMIT, ROLLBACK, READ, answer="conflict", **veto)
     equal(f"a listener that refuses {name}, uncaught", ADD, COMMIT, vetoes=name)
 
-# Ends that are not ours: ``tests/session/test_commits_that_are_not_ours.py``.
+# Ends that are not ours: ``tests/integration/session/test_commits_that_are_not_ours.py``.
 
 for mode in ("conditional_savepoint", "rollback_only"):
     joined = do("a session on the connection", mode)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import http.client
 import time
 import uuid
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg2
 
@@ -29,13 +29,11 @@ class Shop:
     arrived: Path
     go_on: Path
 
-    def pay(self, key: str, path: str = "/payments") -> running.Reply:
+    def pay(self, key, path="/payments"):
         """One request on a connection of its own."""
         return running.send(self.url, "POST", path, {"Idempotency-Key": key, "X-User": "alice"})
 
-    def pay_for_sure(
-        self, key: str, path: str = "/payments", *, may_break: bool = False
-    ) -> list[running.Reply]:
+    def pay_for_sure(self, key, path="/payments", *, may_break=False):
         """A client that retries until it has its answer: all that it was told, that one last."""
         told = []
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -50,16 +48,13 @@ class Shop:
                 time.sleep(0.01)  # sooner than Retry-After asks for
         return told
 
-    def sql(self, statement: str) -> list[Any]:
+    def sql(self, statement):
         connection = psycopg2.connect(servers.plain_dsn(self.database_url))
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement)
-                return cursor.fetchall()
-        finally:
-            connection.close()
+        with closing(connection), connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall()
 
-    def nothing_is_left_open(self) -> bool:
+    def nothing_is_left_open(self):
         """No transaction that nobody works on."""
         return self.sql(
             "SELECT count(*) FROM pg_stat_activity"
@@ -67,7 +62,7 @@ class Shop:
         ) == [(0,)]
 
 
-def promises_hold(shop: Shop, told: dict[str, list[running.Reply]]) -> None:
+def promises_hold(shop, told):
     """Each key has one row, one record and one answer; nobody was told anything but that and 409."""
     for key, answers in told.items():
         assert {answer.status for answer in answers} <= {201, 409}
@@ -83,5 +78,5 @@ def promises_hold(shop: Shop, told: dict[str, list[running.Reply]]) -> None:
     wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
-def new_keys(count: int) -> list[str]:
+def new_keys(count):
     return [str(uuid.uuid4()) for _ in range(count)]

@@ -1,7 +1,5 @@
 """The bench: many records, requests under gunicorn, and other packages' workers."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 from functools import partial

@@ -1,7 +1,5 @@
 """Where a URL may lead: to one of several hosts, or to a Unix socket."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 

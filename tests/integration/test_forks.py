@@ -3,8 +3,6 @@
 Each run of cases is a process of its own: from Python 3.12 on, one with threads warns of a fork.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -55,49 +53,37 @@ SQLITE_CASES = [
 ]
 
 
+POSTGRES = [("hybrid", "psycopg2"), ("postgres", "psycopg")]
+
+
 @pytest.fixture
-def environment(store, driver, databases, redis_server, tmp_path, monkeypatch):
+def start(store, driver, databases, redis_server, tmp_path, monkeypatch):
+    """A function that starts the shop; its process and those forked in it end with the test."""
     database = databases.take()
     url = f"sqlite:///{tmp_path}/shop.db" if store == "sql" else with_driver(database, driver)
-    monkeypatch.setenv("DATABASE_URL", url)
-    monkeypatch.setenv("STORE", store)
-    monkeypatch.setenv("REDIS_URL", redis_server.url if store == "hybrid" else "")
-    yield
-    databases.give_back(database)
-
-
-@pytest.fixture
-def start(environment, tmp_path):
-    """A function that starts the shop; its process and those forked in it end with the test."""
-    command = [sys.executable, "-m", forking_shop.__name__]
+    redis_url = redis_server.url if store == "hybrid" else ""
+    for name, value in ("DATABASE_URL", url), ("STORE", store), ("REDIS_URL", redis_url):
+        monkeypatch.setenv(name, value)
+    started = []
     with (tmp_path / "log").open("w+b") as log:
 
         def start(*cases):
-            shop = subprocess.Popen(
-                [*command, *cases], stdout=log, stderr=log, start_new_session=True, text=True
-            )
-            started.append(shop)
-            return shop, lambda: (tmp_path / "log").read_text().splitlines()
+            command = [sys.executable, "-m", forking_shop.__name__, *cases]
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+            return started[-1], lambda: (tmp_path / "log").read_text().splitlines()
 
-        started = []
         yield start
-        for shop in started:
-            with suppress(ProcessLookupError):
-                os.killpg(shop.pid, signal.SIGKILL)
-            shop.wait()
-
-
-def is_told(line):
-    return line.startswith('["')
+    for shop in started:
+        with suppress(ProcessLookupError):
+            os.killpg(shop.pid, signal.SIGKILL)
+        shop.wait()
+    databases.give_back(database)
 
 
 def sql(statement):
     engine = sa.create_engine(os.environ["DATABASE_URL"], poolclass=sa.NullPool)
     with engine.connect() as connection:
         return connection.exec_driver_sql(statement).all()
-
-
-POSTGRES = [("hybrid", "psycopg2"), ("postgres", "psycopg")]
 
 
 @pytest.mark.parametrize(("store", "driver"), [*POSTGRES, ("sql", "psycopg2")], indirect=True)
@@ -108,9 +94,9 @@ def test_a_child_has_its_own_work_and_no_part_in_the_operation(start, store):
     shop, lines = start(*expected)
     assert shop.wait(LONGEST_SECONDS) == 0, lines()
     assert "interrupted" not in "".join(lines()), "a child cannot tell"
-    told = {case: answers for case, *answers in map(json.loads, filter(is_told, lines()))}
-    assert told.keys() == expected.keys()
-    for case, ((status, answer), again) in told.items():
+    found = [json.loads(line) for line in lines() if line.startswith('["')]
+    assert {case for case, *_ in found} == expected.keys()
+    for case, (status, answer), again in found:
         assert (status, answer["seen"], again) == (200, case, [200, answer]), case
         assert answer["told"].startswith(expected[case][0]), (case, answer)
     written = {case: rows for case, (_, rows) in expected.items() if rows}

@@ -1,6 +1,6 @@
 """Frameworks that take over errors: problems and views' errors arrive as they are."""
 
-from __future__ import annotations
+from functools import partial
 
 import flask_restful
 import flask_restx
@@ -35,12 +35,11 @@ def test_problems_and_errors_of_views_arrive_as_they_are(make_world, assert_prob
     def refuse(status):
         package.abort(status, message="no", code=7)
 
-    views = {f"aborts-{status}": lambda status=status: refuse(status) for status in (401, 409, 503)}
+    views = {f"aborts-{status}": partial(refuse, status) for status in (401, 409, 503)}
     views |= {"invalid": invalid, "fails": lambda: 1 / 0, "form": lambda: request.form["missing"]}
-    for name, view in views.items():
+    conflict = lambda: world.db.session.execute(sa.text(CONFLICT))  # noqa: E731
+    for name, view in {**views, "payments": lambda: ({}, 201), "conflicts": conflict}.items():
         add(name, view)
-    add("payments", lambda: ({}, 201))
-    add("conflicts", lambda: world.db.session.execute(sa.text(CONFLICT)))
 
     assert world.post().status_code == 201
     assert_problem(world.post(key=None), 400, "key-required")

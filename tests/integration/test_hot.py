@@ -1,7 +1,5 @@
 """What a record costs on disk, and that completing one touches no index."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A document of OpenAPI, as of flask-smorest and APIFlask, says what protected operations do."""
 
-from __future__ import annotations
-
 import copy
 
 import marshmallow as ma
@@ -22,13 +20,8 @@ KEY = "Idempotency-Key"
 REPLAYED = "Idempotent-Replayed"
 
 
-class PaymentSchema(ma.Schema):
-    amount = ma.fields.Integer(required=True)
-
-
-class ResultSchema(ma.Schema):
-    id = ma.fields.Integer()
-    amount = ma.fields.Integer()
+PaymentSchema = ma.Schema.from_dict({"amount": ma.fields.Integer(required=True)}, name="Payment")
+ResultSchema = ma.Schema.from_dict(dict.fromkeys(("id", "amount"), ma.fields.Integer()), name="Result")
 
 
 def set_up(app, **config):
@@ -91,22 +84,19 @@ def assert_complete(operation, kept="200", *, required=True):
 
 @pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
 def test_a_document_is_completed_and_valid(app, version):
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in ("id", "kind")
-    ]
+    named = {"in": "path", "required": True, "schema": {"type": "string"}}
+    parameters = [{"name": name, **named} for name in ("id", "kind")]
     unprotected = ["/open", "/elsewhere", "/seen"]
-    paths = {
-        "/payments": {"post": ok("201"), "get": ok()},
-        "/payments/{id}/lines/{kind}": {"parameters": parameters, "patch": ok("204")},
-    }
+    lines = "/payments/{id}/lines/{kind}"
+    paths = {"/payments": {"post": ok("201"), "get": ok()}}
+    paths[lines] = {"parameters": parameters, "patch": ok("204")}
     document = a_document("/orders", *unprotected, version=version, **paths)
     before = copy.deepcopy(document)["paths"]
     assert add_idempotency(document, app) is document
     validate(document)
     paths = document["paths"]
     assert_complete(paths["/payments"]["post"], "201")
-    assert_complete(paths["/payments/{id}/lines/{kind}"]["patch"], "204", required=False)
+    assert_complete(paths[lines]["patch"], "204", required=False)
     responses = paths["/payments"]["post"]["responses"]
     for code, problem in ("400", "key-required"), ("422", "key-reused"):
         assert f"problem:{problem}" in responses[code]["description"]
@@ -118,22 +108,6 @@ def test_a_document_is_completed_and_valid(app, version):
     assert add_idempotency(document, app) == once, "the second time, there is nothing to add"
 
 
-def test_the_schema_of_the_header_accepts_the_keys_that_are_accepted(app):
-    [parameter] = described(app, "/payments")["parameters"]
-    schema = parameter["schema"]
-    assert (schema["minLength"], schema["maxLength"]) == (1, 512)
-    validator = Draft202012Validator(schema)
-    around = [0, 1, 2, 254, 255, 256]
-    values = ["x" * n for n in around]
-    values += ['"' + part * n + '"' for n in around for part in ("x", " ", r"\"", r"\\")]
-    values += [beginning + chr(n) + "x" * 254 for n in range(0x100) for beginning in ("", "x")]
-    values += [chr(n) for n in range(0x100)] + [f'"{chr(n)}"' for n in range(0x100)]
-    values += ['"x' + end for end in ("", '";p=1', '"x', '","y"', "\\")]
-    for value in values:
-        if value == value.strip(" \n"):  # neither reaches an application
-            assert validator.is_valid(value) is is_key(value), value
-
-
 def is_key(value):
     try:
         return bool(parse_key(value))
@@ -141,27 +115,35 @@ def is_key(value):
         return False
 
 
+def test_the_schema_of_the_header_accepts_the_keys_that_are_accepted(app):
+    [parameter] = described(app, "/payments")["parameters"]
+    schema = parameter["schema"]
+    assert (schema["minLength"], schema["maxLength"]) == (1, 512)
+    validator = Draft202012Validator(schema)
+    parts = [("", "x", ""), *(('"', part, '"') for part in ("x", " ", r"\"", r"\\"))]
+    values = [a + part * n + b for n in (0, 1, 2, 254, 255, 256) for a, part, b in parts]
+    values += [a + chr(n) + b for n in range(0x100) for a, b in (("", ""), ('"', '"'), ("", "x" * 254))]
+    values += ['"x' + end for end in ("", '";p=1', '"x', '","y"', "\\")]
+    for value in values:
+        if value == value.strip(" \n"):  # neither reaches an application
+            assert validator.is_valid(value) is is_key(value), value
+
+
 def test_what_the_document_says_itself_stays(app):
-    parameter, elsewhere = (
-        {"$ref": "#/components/parameters/Key"},
-        {"$ref": "https://example.com/#/Else"},
-    )
+    parameter = {"$ref": "#/components/parameters/Key"}
     shared = {
         "responses": {"Bad": {"description": "Ours", "content": {"application/json": {}}}},
         "parameters": {"Key": {"name": KEY, "in": "header", "schema": {"maxLength": 9}}},
     }
-    mine = {"headers": {REPLAYED: {"description": "mine"}}}
-    again = {"headers": {"Retry-After": {"schema": {"maximum": 9}}}}
     responses = {
-        "201": {"description": "Done", **mine},
+        "201": {"description": "Done", "headers": {REPLAYED: {"description": "mine"}}},
         "400": {"$ref": "#/components/responses/Bad"},
-        "422": elsewhere,
-        "503": {"description": "Again", **again},
+        "422": {"$ref": "https://example.com/#/Else"},
+        "503": {"description": "Again", "headers": {"Retry-After": {"schema": {"maximum": 9}}}},
         **{code: {"description": "Else"} for code in ("500", "default")},
     }
     operation = {"parameters": [parameter], "responses": copy.deepcopy(responses)}
-    document = a_document(**{"/payments": {"post": operation}})
-    document["components"] = copy.deepcopy(shared)
+    document = {**a_document(**{"/payments": {"post": operation}}), "components": copy.deepcopy(shared)}
     add_idempotency(document, app)
     assert operation["parameters"] == [parameter]
     found = operation["responses"]
@@ -173,14 +155,11 @@ def test_what_the_document_says_itself_stays(app):
     assert {name: document["components"][name] for name in shared} == shared
 
 
-def test_paths_may_lack_what_the_servers_have(app):
+def test_paths_may_lack_what_the_servers_have_a_setting_names_the_header_and_openapi_2_is_refused(app):
     assert headers_of(described(app, "/payments", prefix="/payments")) == {}
     document = a_document(**{"/lines/{kind}": {"patch": ok()}})
     add_idempotency(document, app, prefix="/payments/{id}")
     assert headers_of(document["paths"]["/lines/{kind}"]["patch"]) == {KEY: False}
-
-
-def test_a_setting_names_the_header_and_openapi_2_is_refused():
     app = Flask("shop")
     set_up(app, IDEMPOTENCY_HEADER="X-Once")
     protect(app, "/payments", "pay")

@@ -1,7 +1,5 @@
 """A worker dies: what is told and what a retry finds."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -9,9 +7,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -33,22 +28,21 @@ PROBE_SECONDS = 0.1
 
 
 @pytest.fixture(scope="module")
-def faulty(postgres: Any, redis_server: Any, tmp_path_factory: Any) -> Iterator[Shop]:
+def faulty(postgres, redis_server, tmp_path_factory):
     """The application of the soak, whose workers die where a request asks for it."""
     url = postgres.database("points")
     create_tables(url)
-    journal = tmp_path_factory.mktemp("points") / "journal.jsonl"
     environment = {
         "DATABASE_URL": url,
         "REDIS_URL": redis_server.url,
-        "FAULTS_JOURNAL": str(journal),
+        "FAULTS_JOURNAL": str(tmp_path_factory.mktemp("points") / "journal.jsonl"),
         "FAULTS_PROBE_AFTER": str(PROBE_SECONDS),
         "FAULTS_SESSIONS": sessions.usual,
     }
     application = "tests.faults.app:create_app()"
     kind = ("--worker-class", "sync", "--workers", "2", "--log-level", "critical")
     with running.gunicorn(application, environment, *kind) as (address, process):
-        yield Shop(address, url, process.pid, journal, journal)
+        yield Shop(address, url, process.pid, None, None)
 
 
 ROW_AND_RECORDS = {
@@ -64,19 +58,21 @@ ROW_AND_RECORDS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_wherever_a_worker_is_killed_the_retry_finds_all_or_nothing(faulty: Shop, point: str) -> None:
+def test_wherever_a_worker_is_killed_the_retry_finds_all_or_nothing(faulty, point):
     headers = {"Idempotency-Key": point, "X-User": "alice", "Content-Type": "application/json"}
 
-    def pay(fault: str = "", body: str = '{"body": 1}') -> running.Reply:
+    def pay(fault="", body='{"body": 1}'):
         return running.send(faulty.url, "POST", "/payments", {**headers, "X-Fault": fault}, body)
 
-    def there() -> tuple[int, list[str]]:
+    def records():
+        return dict(faulty.sql("SELECT encode(key, 'hex'), state FROM idempotency_record"))
+
+    def there():
         """The rows of this key, and the states of the records that were not there before."""
         rows = faulty.sql(f"SELECT count(*) FROM payment WHERE key = '{point}'")
-        found = dict(faulty.sql("SELECT encode(key, 'hex'), state FROM idempotency_record"))
-        return rows[0][0], [state for key, state in found.items() if key not in before]
+        return rows[0][0], [state for key, state in records().items() if key not in before]
 
-    before = dict(faulty.sql("SELECT encode(key, 'hex'), state FROM idempotency_record"))
+    before = records()
     with pytest.raises(BROKEN):
         pay(point)
     assert there() == ROW_AND_RECORDS[point]
@@ -94,40 +90,39 @@ def test_wherever_a_worker_is_killed_the_retry_finds_all_or_nothing(faulty: Shop
     wait_until(faulty.nothing_is_left_open, "no transaction is open")  # a new worker's first are
 
 
-@pytest.mark.parametrize("arrives", [True, False], ids=["COMMIT arrives", "COMMIT is lost"])
-def test_a_worker_killed_while_its_commit_is_on_its_way(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor, arrives: bool
-) -> None:
+def test_a_worker_killed_while_its_commit_is_on_its_way(open_shop, clients):
     with contextlib.ExitStack() as stack:
-        proxies = []
+        proxies, told = [], {}
 
-        def through(url: str) -> str:
+        def through(url):
             proxies.append(stack.enter_context(servers.FaultProxy(url)))
             return proxies[0].url
 
         shop = open_shop(through=through)
         (proxy,) = proxies
-        first = clients.submit(shop.pay, "key-1", HELD)
-        worker = int(shop.arrived.read_text())
-        proxy.hold(COMPLETION)  # whose COMMIT is in the same message
-        shop.go_on.write_text("go on")
-        proxy.wait_until_held()
-        os.kill(worker, signal.SIGKILL)
-        with pytest.raises(BROKEN):
-            first.result()
-        assert shop.sql("SELECT count(*) FROM payment") == [(0,)]
-        assert shop.pay("key-1", HELD).status == 409
-        proxy.let_go() if arrives else proxy.cut()
-        told = shop.pay_for_sure("key-1", HELD)
-        body = json.loads(told[-1].body)
-        assert body["attempt"] == (1 if arrives else 2)
-        assert (body["process"] == worker) is arrives
-        promises_hold(shop, {"key-1": [*told, shop.pay("key-1", HELD)]})
+        for number, (key, arrives) in enumerate({"arrives": True, "is-lost": False}.items()):
+            first = clients.submit(shop.pay, key, HELD)
+            worker = int(shop.arrived.read_text())
+            proxy.hold(COMPLETION)  # whose COMMIT is in the same message
+            shop.go_on.write_text("go on")
+            proxy.wait_until_held()
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(BROKEN):
+                first.result()
+            assert shop.sql("SELECT count(*) FROM payment") == [(number,)]
+            assert shop.pay(key, HELD).status == 409
+            proxy.let_go() if arrives else proxy.cut()
+            told[key] = shop.pay_for_sure(key, HELD, may_break=True)
+            body = json.loads(told[key][-1].body)
+            assert body["attempt"] == (1 if arrives else 2)
+            assert (body["process"] == worker) is arrives
+            told[key].append(shop.pay(key, HELD))
+        promises_hold(shop, told)
 
 
 @BOTH
-def test_a_worker_killed_inside_a_statement_blocks_nobody_for_long(world: Any, add_view: Any) -> None:
-    def sleep_in_the_server() -> None:
+def test_a_worker_killed_inside_a_statement_blocks_nobody_for_long(world, add_view):
+    def sleep_in_the_server():
         if multiprocessing.parent_process() is not None:
             world.db.session.execute(sa.text("select pg_sleep(30)"))
 

@@ -3,12 +3,11 @@
 Its ways to write: ``tests/differential/manuals.py``.
 """
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 import sqlalchemy as sa
 
+from servers import plain_dsn
 from tests.drivers import PSYCOPG
 
 pytestmark = PSYCOPG
@@ -20,13 +19,13 @@ PREPARED = "select count(*) from pg_prepared_statements where name ~ '^idempoten
 def make_shop(make_world, add_view):
     """A function that makes an application with one pooled connection, on which we prepare."""
 
-    def make(connect_args=None, during=lambda: None, **options):
+    def make(connect_args=None, during=bool, **options):
         pool = {"pool_size": 1, "max_overflow": 0, "connect_args": connect_args or {}}
         world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)
         add_view(world, **options)
         add_view(world, "/does", endpoint="does", during=lambda: during(world), **options)
-        for number in range(2):  # what is sent for the second time is prepared
-            assert world.post(key=f"warm-{number}").status_code == 201
+        for key in "ab":  # what is sent for the second time is prepared
+            assert world.post(key=key).status_code == 201
         return world
 
     return make
@@ -80,11 +79,10 @@ def test_nothing_is_prepared_where_the_application_says_so(make_shop):
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_migration_under_prepared_statements_costs_no_request(make_shop, postgres, atomic):
     world = make_shop(atomic=atomic)
-    for key in "abc":
+    for key in "cde":
         assert_serves(world, key)
-    # On another connection, as a migration does.
-    url = world.app.config["SQLALCHEMY_DATABASE_URI"].replace("+psycopg", "")
-    with psycopg.connect(url) as other:
+    url = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    with psycopg.connect(plain_dsn(url)) as other:  # as a migration does
         other.execute("create domain bytes as bytea")
         other.execute("alter table idempotency_record alter fingerprint type bytes")
     mark = len(postgres.log)
@@ -115,20 +113,18 @@ def test_an_interrupted_message_leaves_no_connection_in_the_pool(make_shop, monk
     world.assert_clean()
 
 
+class Counted(psycopg.types.string.ByteaLoader):
+    def load(self, data):
+        return len(data)
+
+
 def test_a_record_is_read_whatever_the_application_makes_of_its_types(
     make_world, add_view, assert_replayed
 ):
-    class Counted(psycopg.types.string.ByteaLoader):
-        def load(self, data):
-            return len(data)
-
     world = make_world()
     add_view(world)
-
-    def load(connection, _record):
-        connection.adapters.register_loader("bytea", Counted)
-
     with world.app.app_context():
+        load = lambda driver, _: driver.adapters.register_loader("bytea", Counted)  # noqa: E731
         sa.event.listen(world.db.engine, "connect", load)
         world.db.engine.dispose()
     assert_replayed(world.post(), world.post())

@@ -1,7 +1,5 @@
 """Records on PostgreSQL, beyond the contract: connections, forgotten holds, waiting for locks."""
 
-from __future__ import annotations
-
 import gc
 import time
 from contextlib import closing

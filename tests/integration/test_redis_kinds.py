@@ -1,6 +1,4 @@
-"""Each kind of Redis, by URL and as a client of the application's own: it holds lock and marker."""
-
-from __future__ import annotations
+"""Each kind of Redis, by URL and as a client of the application's own: what it is to hold is there."""
 
 from urllib.parse import quote
 
@@ -10,6 +8,9 @@ from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
 import servers
+from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.stores.redis import RedisRecords
+from tests.contract.claims import a_claim
 
 # A user and a password that mean something else in a URL, and as a URL must have them.
 USER, SECRET = "us:er@/", "p@ss:/w%rd#?"
@@ -74,3 +75,17 @@ def test_lock_and_marker_are_in_redis(make_world, add_view, assert_replayed, req
         assert held() == [b"1:done"]
         assert_replayed(first, world.post())
     assert runs == [1]
+
+
+def test_each_node_of_a_cluster_is_asked_for_its_own_records(cluster, tmp_path):
+    with redis.RedisCluster.from_url(cluster.url, decode_responses=True) as client:
+        records = RedisRecords(client, f"{tmp_path.name}:")
+        claims = [a_claim(lease=60) for _ in range(20)]
+        for claim in claims:
+            lease = records.claim(claim)
+            lease.record("ü", b"1")
+            lease.complete(StoredResponse(201, (), b""))
+        lines = records.admin().lines(50, state="completed")
+        assert {line.key for line in lines} == {claim.key[:8].hex() for claim in claims}
+        assert {(each.operation, each.status, each.bytes) for each in lines} == {("pay", 201, 0)}
+        assert list(records.admin().notes(claims[0].key)[0]) == ["ü"]

@@ -1,23 +1,19 @@
 """Keys and bodies as bytes on a real connection: what gunicorn lets through, and what we make of it."""
 
-from __future__ import annotations
-
 import http.client
 import socket
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from tests.integration.shops import Shop
 from tests.waiting import wait_until
 
 BODY = b"Content-Length: 2\r\n\r\n{}"
 
 
-def key(value: bytes) -> bytes:
+def key(value):
     return b"Idempotency-Key: " + value + b"\r\n" + BODY
 
 
-def chunked(body: bytes) -> bytes:
+def chunked(body):
     return b"Idempotency-Key: key-1\r\nTransfer-Encoding: chunked\r\n\r\n" + body
 
 
@@ -45,7 +41,7 @@ ACCEPTED = {
 """Spellings of one request."""
 
 
-def send(shop: Shop, rest: bytes) -> tuple[int, bytes, str | None]:
+def send(shop, rest):
     """One request, and nothing after it; status, body, and whether it says that it is a replay."""
     where = urlsplit(shop.url)
     with socket.create_connection((where.hostname, where.port), timeout=10) as client:
@@ -56,9 +52,7 @@ def send(shop: Shop, rest: bytes) -> tuple[int, bytes, str | None]:
         return answer.status, answer.read(), answer.getheader("Idempotent-Replayed")
 
 
-def test_what_is_refused_leaves_nothing_and_what_is_accepted_is_one_request(
-    open_shop: Callable[..., Shop],
-) -> None:
+def test_what_is_refused_leaves_nothing_and_what_is_accepted_is_one_request(open_shop):
     shop = open_shop("--workers", "1")
     for name, (rest, problem) in REFUSED.items():
         status, body, _ = send(shop, rest)

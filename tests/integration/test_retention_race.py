@@ -1,7 +1,5 @@
 """A retry and a purge when a record just expires: the view has run once, or its old key is refused."""
 
-from __future__ import annotations
-
 import random
 import secrets
 import threading

@@ -1,44 +1,15 @@
 """What Sentry is told: errors and what needs a person, not refusals; and no secret."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-
-import pytest
 
 from tests.docs.pages import ROOT, blocks
 
 CANARY = "canary"
 [SETTINGS] = [
-    block for block in blocks(ROOT / "docs/monitoring.md", "python") if "sentry" in block.text
+    block.text for block in blocks(ROOT / "docs/monitoring.md", "python") if "sentry" in block.text
 ]
-
-
-@pytest.fixture(scope="module")
-def told(postgres):
-    """The events for each situation: by default, and with the settings of the page."""
-
-    def tell(name, code):
-        module = [sys.executable, "-m", "tests.integration.apps.reported"]
-        command = [*module, postgres.database(name), code]
-        done = subprocess.run(
-            command, cwd=ROOT, input=CANARY, capture_output=True, text=True, check=True
-        )
-        return json.loads(done.stdout)
-
-    default = tell("sentry", "sentry_sdk.init('http://public@localhost/1')")
-    return default, tell("sentry_page", SETTINGS.text)
-
-
-def titles(event):
-    """What makes an issue of its own: the template of a line of the log, or the class of an error."""
-    if "logentry" in event:
-        return event["logentry"]["message"]
-    return event["exception"]["values"][-1]["type"]
-
-
 REPORTED = {
     "a replay": [],
     "no key": [],
@@ -54,11 +25,25 @@ REPORTED = {
 }
 
 
-def test_only_errors_and_what_needs_a_person_are_reported_and_as_on_the_page_no_secret(told):
+def title(event):
+    """What makes an issue of its own: the template of a line of the log, or the class of an error."""
+    if "logentry" in event:
+        return event["logentry"]["message"]
+    return event["exception"]["values"][-1]["type"]
+
+
+def test_only_errors_and_what_needs_a_person_are_reported_and_as_on_the_page_no_secret(postgres):
     """With the settings of the page no report holds a key, a scope or a body."""
-    default, as_on_the_page = ({name: [*map(titles, of)] for name, of in each.items()} for each in told)
-    assert default == REPORTED
-    assert as_on_the_page == {**REPORTED, "a job whose key is reused": []}
-    default, as_on_the_page = map(json.dumps, told)
-    assert CANARY in default
-    assert CANARY not in as_on_the_page
+    codes = {"sentry": "sentry_sdk.init('http://public@localhost/1')", "sentry_page": SETTINGS}
+    module = [sys.executable, "-m", "tests.integration.apps.reported"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    processes = [
+        subprocess.Popen([*module, postgres.database(name), code], **pipes)
+        for name, code in codes.items()
+    ]
+    default, as_on_the_page = (json.loads(each.communicate(CANARY)[0]) for each in processes)
+    reused = "a job whose key is reused"
+    for told, reported in (default, REPORTED), (as_on_the_page, {**REPORTED, reused: []}):
+        assert {name: [*map(title, events)] for name, events in told.items()} == reported
+    assert CANARY in json.dumps(default)
+    assert CANARY not in json.dumps(as_on_the_page)

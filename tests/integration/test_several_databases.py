@@ -66,6 +66,13 @@ def test_records_and_writes_on_a_bind_commit_together_there_and_no_write_elsewhe
         assert of_session == current_operation.connection.scalar(numbers)
         return {}, 201
 
+    @world.app.post("/both")
+    @idempotent(atomic=False)
+    def pay_with_a_lease():
+        db.session.add_all([Entry(), world.Payment(amount=1)])
+        db.session.commit()
+        return {}, 201
+
     def rows(table):
         with world.app.app_context(), db.engines["ledger"].connect() as connection:
             return connection.scalar(sa.text(f"select count(*) from {table}"))
@@ -77,3 +84,5 @@ def test_records_and_writes_on_a_bind_commit_together_there_and_no_write_elsewhe
     with pytest.raises(NotAtomic, match="another bind"):
         world.post("/payments", "key-2")
     assert (rows("entry"), world.count()) == (1, 0)
+    assert [world.post("/both", "key-3").status_code for _ in range(2)] == [201, 201]
+    assert (rows("entry"), world.count()) == (2, 1)

@@ -4,10 +4,7 @@ A folder is a room. A crossing is a call from one room into another; what Flask 
 begins anew.
 """
 
-from __future__ import annotations
-
 import logging
-import sys
 from collections import Counter
 from contextvars import Context
 from pathlib import Path
@@ -17,7 +14,7 @@ import redis
 
 import flask_idempotency
 import servers.urls
-from bench.calls import no_collection
+from bench.calls import no_collection, profiling
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.stores import lock
 from flask_idempotency.testing import crash_at
@@ -35,35 +32,6 @@ MOST = {
 }
 """By walk: calls of the package's own functions, files that they are in, and calls from room to room.
 They are what a walk takes now, so that nobody adds to it unnoticed: lower them when it takes less."""
-
-
-class Walk:
-    """The package's functions that one call enters, in this thread."""
-
-    def __init__(self) -> None:
-        self.rooms: set[str] = set()
-        self.crossings = 0
-        self.functions: Counter[str] = Counter()
-        self.files: set[str] = set()
-
-    def __enter__(self):
-        sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *exc):
-        sys.setprofile(None)
-
-    def _note(self, frame, event, _argument):
-        filename, caller = frame.f_code.co_filename, frame.f_back
-        if event != "call" or not filename.startswith(ROOT):
-            return
-        room = room_of(filename)
-        self.functions[f"{room}.{frame.f_code.co_name}"] += 1
-        self.files.add(filename)
-        self.rooms.add(room)
-        origin = caller and caller.f_code.co_filename
-        if origin and origin.startswith(ROOT) and frame.f_code.co_name != "__del__":
-            self.crossings += room_of(origin) != room
 
 
 def room_of(filename):
@@ -99,10 +67,18 @@ def shop(make_world, add_view, gate, monkeypatch, caplog):
 
 
 def walk(request, status=201):
-    with no_collection(), Walk() as walk:  # what an earlier test left would be told to web
+    """The package's functions that a request enters, in this thread, each with its caller's file."""
+    calls = []
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            calls.append((frame.f_code.co_filename, frame.f_code.co_name, caller))
+
+    with no_collection(), profiling(note):  # what an earlier test left would be told to web
         response = Context().run(request)  # and what it left in its context would be asked
     assert response.status_code == status
-    return walk
+    return calls
 
 
 @pytest.mark.parametrize("title", MOST)
@@ -110,12 +86,11 @@ def test_a_request_goes_down_once_and_up_once(shop, redis_server, gate, backgrou
     if title == "A rejected duplicate":
         first = background(shop.post, "/slow")
         gate.wait_until_reached()
-        taken = walk(lambda: shop.post("/slow"), 409)
+        calls = walk(lambda: shop.post("/slow"), 409)
         gate.open()
         assert first.result().status_code == 201
-        assert "stores/postgres" not in taken.rooms
     elif title == "A step":
-        taken = walk(lambda: shop.post("/charges"))
+        calls = walk(lambda: shop.post("/charges"))
     else:
         if title == "A replay":
             shop.post()
@@ -123,11 +98,19 @@ def test_a_request_goes_down_once_and_up_once(shop, redis_server, gate, backgrou
             with crash_at("in-view", shop.app):
                 shop.post()
             redis.Redis.from_url(redis_server.url).flushdb()
-        taken = walk(shop.post)
+        calls = walk(shop.post)
+    entered = Counter((room_of(file), name) for file, name, _ in calls)
+    rooms = {room for room, _ in entered}
+    if title == "A rejected duplicate":
+        assert "stores/postgres" not in rooms
     if title == "A first request":
-        assert len(taken.rooms) <= 13
-        assert (taken.functions["web.abandon"], taken.functions["stores.abandon"]) == (0, 1)
-    found = taken.functions.total(), len(taken.files), taken.crossings
+        assert len(rooms) <= 13
+        assert (entered["web", "abandon"], entered["stores", "abandon"]) == (0, 1)
+    crossings = sum(
+        origin.startswith(ROOT) and room_of(origin) != room_of(file) and name != "__del__"
+        for file, name, origin in calls
+    )
+    found = len(calls), len({file for file, *_ in calls}), crossings
     print(f"{title}: {found[0]} calls in {found[1]} files, {found[2]} from room to room")
     if servers.urls.driver == "psycopg2":  # psycopg's pipelines take more
-        assert all(map(int.__le__, found, MOST[title])), (found, taken.functions.most_common(5))
+        assert all(map(int.__le__, found, MOST[title])), (found, entered.most_common(5))

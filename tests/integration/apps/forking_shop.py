@@ -4,19 +4,14 @@ A case is a key, such as ``atomic/flushed/own/exit``: the route; what the view h
 what the child does then; and how it ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 import sqlalchemy as sa
 from flask import Flask, current_app
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
 
@@ -30,21 +25,21 @@ db = SQLAlchemy()
 idempotency = Idempotency()
 
 
-class Payment(db.Model):  # type: ignore[name-defined, misc]
+class Payment(db.Model):
     """Written by the view. Deliberately not unique."""
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str]
+    id = sa.Column(sa.Integer, primary_key=True)
+    key = sa.Column(sa.String)
 
 
-class Note(db.Model):  # type: ignore[name-defined, misc]
+class Note(db.Model):
     """Written by the child."""
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str]
+    id = sa.Column(sa.Integer, primary_key=True)
+    key = sa.Column(sa.String)
 
 
-def create_app() -> Flask:
+def create_app():
     app = Flask(__name__)
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
@@ -55,8 +50,7 @@ def create_app() -> Flask:
     db.init_app(app)
     idempotency.init_app(app, db, scope=None)
     in_step = lambda: current_operation.step("pay", pay, atomic=True)  # noqa: E731
-    views = {"atomic": (pay, True), "leased": (pay, False), "step": (in_step, False)}
-    for name, (view, atomic) in views.items():
+    for name, view, atomic in ("atomic", pay, True), ("leased", pay, False), ("step", in_step, False):
         protected = idempotent(name=name, atomic=atomic)(view)
         app.add_url_rule(f"/{name}", name, protected, methods=["POST"])
     with app.app_context():
@@ -64,7 +58,7 @@ def create_app() -> Flask:
     return app
 
 
-def pay() -> Any:
+def pay():
     """Do something, fork, and go on."""
     key = current_operation.key
     route, before, does, ends = key.split("/")
@@ -77,8 +71,8 @@ def pay() -> Any:
         db.session.commit()
     if current_operation.attempt == 1:
         connection = current_operation.connection if does == "use_connection" else None
-        operation = current_operation._get_current_object()  # type: ignore[attr-defined]
-        said = Child(key, operation, connection).told(does)
+        operation = current_operation._get_current_object()
+        said = told_by_a_child(what_a_child_can(operation, connection)[does], key)
         if os.getpid() != MAIN:
             return ENDS[ends]()
     if route == "leased" and said:
@@ -90,81 +84,75 @@ def pay() -> Any:
     return {"told": said, "seen": seen}
 
 
-class Child:
-    """What the view starts, and what it has of the operation."""
-
-    def __init__(self, key: str, operation: Any, connection: Any) -> None:
-        self.key, self.operation, self.connection = key, operation, connection
-
-    def told(self, does: str) -> str:
-        """Fork, and return what came of it when it has ended: at once in the child itself."""
-        reader, writer = os.pipe()
-        if child := os.fork():
-            os.close(writer)
-            os.waitpid(child, 0)
-            with os.fdopen(reader) as told:
-                return told.read()
-        try:
-            said = str(getattr(self, does)())
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(writer, said.encode())
-        return said
-
-    def nothing(self) -> str:
-        return "done"
-
-    def own(self) -> str:
-        """Work in an application context of its own."""
-        with current_app._get_current_object().app_context():  # type: ignore[attr-defined]
-            self.write()
-            return "done" if self.query() == self.key else "another's reply"
-
-    def write(self) -> str:
-        db.session.add(Note(key=self.key))
-        db.session.commit()
-        return "done"
-
-    def write_anew(self) -> str:
-        db.session.remove()
-        return self.write()
-
-    def query(self) -> str:
-        return str(db.session.scalar(sa.select(sa.literal(self.key))))
-
-    def commit(self) -> None:
-        db.session.commit()
-
-    def use_connection(self) -> None:
-        self.connection.execute(sa.insert(Note).values(key=self.key))
-
-    def run(self) -> str:
-        """Twice: the second call finds the first one's result."""
-        db.session.remove()
-        kind = {"name": "note", "scope": None, "atomic": self.key.startswith("atomic")}
-        return ", ".join(idempotency.run(f"of/{self.key}", self.write, **kind) for _ in range(2))
-
-    def present(self) -> str:
-        return current_operation.name
-
-    def step(self) -> None:
-        self.operation.step("of the child", self.write)
-
-    def extend(self) -> None:
-        self.operation.extend(100)
-
-    def pause(self) -> NoReturn:
-        """Until a signal comes, as the view that waits for it does."""
-        print(os.getppid(), os.getpid(), flush=True)
-        signal.pause()
-        os._exit(0)
+def write(key):
+    db.session.add(Note(key=key))
+    db.session.commit()
+    return "done"
 
 
-def fail(error: type[Exception]) -> NoReturn:
+def query(key):
+    return db.session.scalar(sa.select(sa.literal(key)))
+
+
+def own(key):
+    """Work in an application context of its own."""
+    with current_app._get_current_object().app_context():
+        write(key)
+        return "done" if query(key) == key else "another's reply"
+
+
+def run(key):
+    """Twice: the second call finds the first one's result."""
+    db.session.remove()
+    kind = {"name": "note", "scope": None, "atomic": key.startswith("atomic")}
+    return ", ".join(idempotency.run(f"of/{key}", write, key, **kind) for _ in range(2))
+
+
+def pause(_key):
+    """Until a signal comes, as the view that waits for it does."""
+    print(os.getppid(), os.getpid(), flush=True)
+    signal.pause()
+
+
+def what_a_child_can(operation, connection):
+    """What it is told to do, with what the view has of the operation."""
+    return {
+        "nothing": lambda _key: "done",
+        "own": own,
+        "write": write,
+        "write_anew": lambda key: db.session.remove() or write(key),
+        "query": query,
+        "commit": lambda _key: db.session.commit(),
+        "use_connection": lambda key: connection.execute(sa.insert(Note).values(key=key)),
+        "run": run,
+        "present": lambda _key: current_operation.name,
+        "step": lambda key: operation.step("of the child", write, key),
+        "extend": lambda _key: operation.extend(100),
+        "pause": pause,
+    }
+
+
+def told_by_a_child(do, key):
+    """Fork, and return what came of it when it has ended: at once in the child itself."""
+    reader, writer = os.pipe()
+    if child := os.fork():
+        os.close(writer)
+        os.waitpid(child, 0)
+        with os.fdopen(reader) as told:
+            return told.read()
+    try:
+        said = str(do(key))
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    os.write(writer, said.encode())
+    return said
+
+
+def fail(error):
     raise error
 
 
-ENDS: dict[str, Callable[[], Any]] = {
+ENDS = {
     "exit": lambda: os._exit(0),
     "sys.exit": lambda: sys.exit(0),
     "error": lambda: fail(RuntimeError),
@@ -173,9 +161,9 @@ ENDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def post(app: Flask, key: str) -> Any:
-    headers = {"Idempotency-Key": key}
-    response = app.test_client().post("/" + key.partition("/")[0], headers=headers)
+def post(app, key):
+    route, *_ = key.split("/")
+    response = app.test_client().post(f"/{route}", headers={"Idempotency-Key": key})
     if os.getpid() != MAIN:  # a child that fell out of the view
         os._exit(0)
     return [response.status_code, response.json]

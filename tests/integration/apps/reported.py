@@ -5,14 +5,10 @@ the URL of a database and Python code that calls ``sentry_sdk.init``. It reads a
 scope, body and response contains. Sentry sends source code and arguments, too.
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import sentry_sdk
 import sqlalchemy as sa
@@ -23,17 +19,17 @@ from sentry_sdk.transport import Transport
 from flask_idempotency import Idempotency, current_operation, idempotent
 from tests.killed import Killed
 
-EVENTS: list[Any] = []
+EVENTS = []
 
 
 class Kept(Transport):
     """Keeps what would be sent."""
 
-    def capture_envelope(self, envelope: Any) -> None:
+    def capture_envelope(self, envelope):
         EVENTS.extend(event for item in envelope.items if (event := item.get_event()) is not None)
 
 
-sentry_sdk.init = partial(sentry_sdk.init, transport=Kept)  # type: ignore[assignment]
+sentry_sdk.init = partial(sentry_sdk.init, transport=Kept)
 exec(sys.argv[2])  # noqa: S102
 CANARY = input()
 
@@ -43,34 +39,28 @@ db = SQLAlchemy(app)
 idempotency = Idempotency(app, db, scope=lambda: request.headers["Authorization"])
 
 
-def fail(*args: Any) -> Any:
+def fail(*args):
     raise LookupError("the application's own")
 
 
-def die() -> Any:
+def die():
     current_operation.step("charge", lambda: 5)
     raise Killed
 
 
-def lose() -> Any:
+def lose():
     pid = db.session.scalar(sa.text("SELECT pg_backend_pid()"))
     with db.engine.begin() as connection:
         connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
     return "", 201
 
 
-def commit_as_text() -> Any:
+def commit_as_text():
     db.session.connection().exec_driver_sql("COMMIT")
     return {"card": CANARY}, 201
 
 
-def post(name: str, key: str | None = CANARY, **body: Any) -> None:
-    headers = {"Authorization": CANARY, **({"Idempotency-Key": key} if key else {})}
-    with suppress(Killed):
-        app.test_client().post(f"/{name}", headers=headers, json={"card": CANARY, **body})
-
-
-def run(function: Callable[[str], Any], payload: str = CANARY) -> None:
+def run(function, payload=CANARY):
     """As a queue's worker does, whose integration reports what a job raises."""
     with app.app_context():
         try:
@@ -79,35 +69,36 @@ def run(function: Callable[[str], Any], payload: str = CANARY) -> None:
             sentry_sdk.capture_exception()
 
 
-VIEWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "pay": (lambda: ("", 201), {}),
-    "fail": (fail, {}),
-    "fail-leased": (fail, {"atomic": False}),
-    "die": (die, {"atomic": False}),
-    "lose": (lose, {}),
-    "not-atomic": (commit_as_text, {}),
-    "not-json": (lambda: ({"card": CANARY, "other": object()}, 201), {}),
+VIEWS = {  # by situation: the view, its options, and what is sent beside the key, for each request
+    "a replay": (lambda: ("", 201), {}, [{}, {}]),
+    "no key": (dict, {}, [{"key": None}]),
+    "a reused key": (dict, {}, [{}, {"amount": 2}]),
+    "an error of a view": (fail, {}, [{}]),
+    "an error of a leased view": (fail, {"atomic": False}, [{}]),
+    "an interruption": (die, {"atomic": False}, [{}]),
+    "a database that is lost": (lose, {}, [{}]),
+    "an operation that is not atomic": (commit_as_text, {}, [{}]),
+    "a response that is not JSON": (lambda: ({"card": CANARY, "other": object()}, 201), {}, [{}]),
 }
-SITUATIONS: dict[str, list[Callable[[], None]]] = {
-    "a replay": [partial(post, "pay"), partial(post, "pay")],
-    "no key": [partial(post, "pay", None)],
-    "a reused key": [partial(post, "pay", amount=2)],
-    "an error of a view": [partial(post, "fail")],
-    "an error of a leased view": [partial(post, "fail-leased")],
-    "an interruption": [partial(post, "die")],
-    "a database that is lost": [partial(post, "lose")],
-    "an operation that is not atomic": [partial(post, "not-atomic")],
-    "a response that is not JSON": [partial(post, "not-json")],
+JOBS = {
     "an error of a job": [partial(run, fail)],
     "a job whose key is reused": [partial(run, str), partial(run, str, f"another {CANARY}")],
 }
 
-for name, (view, options) in VIEWS.items():
-    app.add_url_rule(f"/{name}", name, idempotent(**options)(view), methods=["POST"])
+for number, (view, options, _) in enumerate(VIEWS.values()):
+    protected = idempotent(name=f"view {number}", **options)(view)
+    app.add_url_rule(f"/{number}", f"view {number}", protected, methods=["POST"])
 with app.app_context():
     db.create_all()
 told = {}
-for situation, calls in SITUATIONS.items():
+for number, (situation, (*_, requests)) in enumerate(VIEWS.items()):
+    for sent in requests:
+        key = sent.pop("key", CANARY)
+        headers = {"Authorization": CANARY, **({"Idempotency-Key": key} if key else {})}
+        with suppress(Killed):
+            app.test_client().post(f"/{number}", headers=headers, json={"card": CANARY, **sent})
+    told[situation], EVENTS[:] = [*EVENTS], []
+for situation, calls in JOBS.items():
     for call in calls:
         call()
     told[situation], EVENTS[:] = [*EVENTS], []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
@@ -22,12 +21,12 @@ db = SQLAlchemy()
 idempotency = Idempotency()
 
 
-class Payment(db.Model):  # type: ignore[name-defined, misc]
+class Payment(db.Model):
     id: Mapped[int] = mapped_column(primary_key=True)
     key: Mapped[str]  # deliberately not unique: a second run must show
 
 
-def create_app() -> Flask:
+def create_app():
     """Uses the database, so that a preloading gunicorn forks with a connection in the pool."""
     extension.MAX_WAITERS = int(os.environ.get("MAX_WAITERS", "4"))
     app = Flask(__name__)
@@ -50,18 +49,18 @@ def create_app() -> Flask:
     return app
 
 
-def export_all_metrics(app: Flask) -> None:
+def export_all_metrics(app):
     """What the page on monitoring says for several processes."""
     export_metrics(app)
     registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    MultiProcessCollector(registry)
     registry.register(RecordsCollector(app))
     metrics = make_wsgi_app(registry)
-    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/metrics": metrics})  # type: ignore[method-assign]
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/metrics": metrics})
 
 
 @idempotent
-def pay() -> Any:
+def pay():
     """Long enough that its duplicates find it running, and that greenlets change places."""
     payment = Payment(key=current_operation.key)
     db.session.add(payment)
@@ -71,7 +70,7 @@ def pay() -> Any:
 
 
 @idempotent
-def pay_when_told() -> Any:
+def pay_when_told():
     """Its first attempt tells the test that it is there, and goes on when the test says so."""
     payment = Payment(key=current_operation.key)
     db.session.add(payment)
@@ -82,7 +81,7 @@ def pay_when_told() -> Any:
     return _receipt(payment)
 
 
-def _receipt(payment: Payment) -> Any:
+def _receipt(payment):
     """What no other run, process or request would answer."""
     return {
         "id": payment.id,

@@ -1,13 +1,11 @@
 """Flask-Migrate makes everything by itself, and then finds nothing more to do."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.migrations.project import Project, create_all, read, shop
+from tests.integration.migrations.conftest import Project, create_all, read, shop
 
 CATALOG = """
     with ours as (select * from pg_class where relname like '%ecord%' and relkind = 'r')
@@ -28,37 +26,30 @@ CATALOG = """
 CONVENTION = {"ix": "ix %(column_0_N_label)s", "pk": "pk_%(table_name)s"}
 
 
-def assert_complete(project: Project) -> None:
-    assert project.new_revision() == ""
-    project.run("db", "check")
-    output = project.run("idempotency", "check")
-    assert "advice" not in output, output
-
-
 @pytest.mark.parametrize("convention", [{}, CONVENTION], ids=["plain", "convention"])
 @pytest.mark.parametrize("name", ["idempotency_record", "Record"])
-def test_a_migration_makes_what_create_all_makes(database, make_project, convention, name):
+def test_a_migration_makes_what_create_all_makes(database, tmp_path, convention, name):
     def build(url):
         metadata = sa.MetaData(naming_convention=convention) if convention else None
         return shop(url, metadata, IDEMPOTENCY_TABLE=name)
 
     one, other = database(), database()
-    project = make_project(lambda: build(one))
+    project = Project(tmp_path, lambda: build(one))
     assert name in project.new_revision()
     project.run("db", "upgrade")
     create_all(build(other))
     made = read(build(one), CATALOG)
     assert made == read(build(other), CATALOG)
     assert [row[2] for row in made if "fillfactor=92" in row[2]]
-    assert_complete(project)
+    project.assert_complete()
 
 
-def test_what_a_table_lacks_is_added_and_nothing_else_changed(database, make_project):
+def test_what_a_table_lacks_is_added_and_nothing_else_changed(database, tmp_path):
     url = database()
     create_all(shop(url))
     read(shop(url), "alter table idempotency_record drop column audit")
     read(shop(url), "drop index ix_idempotency_record_leased")
-    project = make_project(lambda: shop(url))
+    project = Project(tmp_path, lambda: shop(url))
     source = project.new_revision()
     upgrade = source[source.index("def upgrade") : source.index("def downgrade")]
     assert re.findall(r"op\.(?!batch_alter_table)(\w+)\(.*?'(\w+)'", upgrade) == [
@@ -67,40 +58,40 @@ def test_what_a_table_lacks_is_added_and_nothing_else_changed(database, make_pro
     ]
     assert "postgresql_where=sa.text('lease_expires_at IS NOT NULL')" in upgrade
     project.run("db", "upgrade")
-    assert_complete(project)
+    project.assert_complete()
 
 
-def test_a_schema_needs_include_schemas(database, make_project):
+def test_a_schema_needs_include_schemas(database, tmp_path):
     url = database()
     build = lambda: shop(url, sa.MetaData(schema="ledger"))  # noqa: E731
     read(build(), "create schema ledger")
-    project = make_project(build, include_schemas=True)
+    project = Project(tmp_path, build, include_schemas=True)
     project.new_revision()
     project.run("db", "upgrade")
     assert ("table", "ledger.idempotency_record") in [row[:2] for row in read(build(), CATALOG)]
-    assert_complete(project)
+    project.assert_complete()
 
 
-def test_a_bind_gets_the_tables_and_the_others_do_not(database, make_project):
+def test_a_bind_gets_the_tables_and_the_others_do_not(database, tmp_path):
     first, ledger = database(), database()
     binds = {"SQLALCHEMY_BINDS": {"ledger": ledger}, "IDEMPOTENCY_BIND_KEY": "ledger"}
-    project = make_project(lambda: shop(first, **binds), "--multidb")
+    project = Project(tmp_path, lambda: shop(first, **binds), "--multidb")
     project.new_revision()
     project.run("db", "upgrade")
     assert read(shop(first), CATALOG) == []
     assert read(shop(ledger), CATALOG)
-    assert_complete(project)
+    project.assert_complete()
 
 
 @pytest.mark.parametrize("kind", ["PostgreSQL", "SQLite"])
-def test_it_goes_back_and_forward_again(database, tmp_path, make_project, kind):
+def test_it_goes_back_and_forward_again(database, tmp_path, kind):
     url = database() if kind == "PostgreSQL" else f"sqlite:///{tmp_path}/shop.db"
-    project = make_project(lambda: shop(url))
+    project = Project(tmp_path, lambda: shop(url))
     assert "create_table('idempotency_record'" in project.new_revision()
     project.run("db", "upgrade")
-    assert_complete(project)
+    project.assert_complete()
     project.run("db", "downgrade")
     if kind == "PostgreSQL":
         assert read(shop(url), CATALOG) == []
     project.run("db", "upgrade")
-    assert_complete(project)
+    project.assert_complete()

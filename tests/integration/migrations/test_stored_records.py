@@ -4,8 +4,6 @@ The two files of SQL hold rows as :func:`store_all` wrote them, in the release t
 name. They are never edited: a release that stores something in a new way adds rows of its own.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

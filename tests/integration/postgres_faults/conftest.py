@@ -1,7 +1,5 @@
 """A server that a test may stop, a way to the database that breaks, and what retries find then."""
 
-from __future__ import annotations
-
 import pytest
 
 import servers

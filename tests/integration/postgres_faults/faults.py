@@ -1,19 +1,10 @@
 """What the faults of PostgreSQL share: settings, and a fault that happens once."""
 
-from __future__ import annotations
 
-from collections.abc import Callable
-
-
-def first_time(fault: Callable[[], object]) -> Callable[[], None]:
+def first_time(fault):
     """The fault happens in the first attempt only."""
     left = [fault]
-
-    def during() -> None:
-        if left:
-            left.pop()()
-
-    return during
+    return lambda: left.pop()() if left else None
 
 
 def settings(**values):

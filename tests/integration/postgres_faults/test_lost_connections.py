@@ -1,7 +1,5 @@
 """PostgreSQL goes away in the middle: reset, lost or crashed."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref
@@ -10,10 +8,11 @@ import pytest
 import sqlalchemy as sa
 from flask import abort
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import current_operation
 from tests.drivers import EACH
 from tests.faults.nemesis import COMPLETION
 from tests.integration.postgres_faults.faults import first_time
+from tests.integration.views import protect
 from tests.waiting import wait_until
 
 pytestmark = EACH
@@ -50,21 +49,18 @@ def savepoint(world):
         write(world)
 
 
-def reject(_world):
-    abort(404)
-
-
 @pytest.mark.parametrize(
-    ("reads_before", "before", "then"),
+    ("reads_before", "before", "then", "status"),
     [
-        (False, None, write),
-        (True, None, write),  # what authentication began is lost, too, and is not begun again
-        (False, write, savepoint),
-        (True, write, reject),
+        (False, bool, write, 201),
+        (True, bool, write, 201),  # what authentication began is lost, too, and is not begun again
+        (False, write, savepoint, 201),
+        (True, write, lambda _world: abort(404), 404),
     ],
+    ids=["a write", "a write behind a read", "a savepoint behind a write", "a rejection"],
 )
 def test_a_connection_lost_between_two_statements_is_a_503(
-    make_world, assert_problem, caplog, reads_before, before, then
+    make_world, assert_problem, caplog, reads_before, before, then, status
 ):
     caplog.set_level(logging.CRITICAL, "flask_idempotency")  # what is logged keeps the error's frames
     world, lost = make_world(PROPAGATE_EXCEPTIONS=False), []
@@ -78,20 +74,19 @@ def test_a_connection_lost_between_two_statements_is_a_503(
     lose = first_time(lose)
 
     def pay():
-        if before:
-            before(world)
+        before(world)
         lose()
         then(world)
         world.db.session.commit()
         return {}, 201
 
-    world.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
+    protect(world, pay)
     assert_problem(world.post(), 503, "store-unavailable", retry=True)
     assert world.count() == 0
     gc.collect()
     assert [found() for found in lost] == [None], "nothing is kept of it"
-    assert world.post().status_code == (404 if then is reject else 201)
-    assert (world.count() == 0) is (then is reject)
+    assert world.post().status_code == status
+    assert (world.count() == 0) is (status == 404)
     world.assert_clean()
 
 

@@ -1,7 +1,5 @@
 """A Redis that a test may stop, and ways to it."""
 
-from __future__ import annotations
-
 import pytest
 import redis
 

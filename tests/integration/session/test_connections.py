@@ -1,33 +1,12 @@
 """The view's connection and its cursors: before the view, in it, and how it comes back to the pool."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
-from flask import request
 
 from tests.drivers import has_own_cursors
 from tests.integration.views import pay_once, protect
 
 ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}
-
-
-def test_a_setting_made_with_a_cursor_reaches_the_view_and_does_not_outlive_its_request(make_world):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION)
-
-    @world.app.before_request
-    def use_a_cursor():
-        with world.db.session.connection().connection.cursor() as cursor:
-            is_first = request.headers["Idempotency-Key"] == "1"
-            cursor.execute("set local app.tenant = '7'" if is_first else "select 1")
-
-    def see():
-        return [world.db.session.scalar(sa.text("select current_setting('app.tenant', true)"))]
-
-    world.app.add_url_rule("/plain", "plain", see, methods=["POST"])
-    protect(world, see)
-    for path in ("/plain", "/payments"):
-        assert [world.post(path, key=key).json[0] or None for key in ("1", "2")] == ["7", None]
 
 
 @pytest.mark.parametrize("status", [201, 500])

@@ -1,9 +1,7 @@
 """The view's session is on the operation's connection: what it leaves there, and what is refused.
 
-That everything works in it as it does without us: ``tests/differential`` and ``tests/session``.
+That everything works in it as it does without us: ``tests/differential``, and the files beside it.
 """
-
-from __future__ import annotations
 
 import pytest
 import sqlalchemy as sa
@@ -15,21 +13,6 @@ from flask_idempotency import ConfigurationError, NotAtomic, current_operation, 
 from tests.drivers import own_cursor
 from tests.integration.views import pay_once, protect
 from tests.sessions import factory_of
-
-LOCKED = (
-    "select pid from pg_locks where relation = 'idempotency_record'::regclass and mode = 'RowShareLock'"
-)
-
-
-def test_view_and_record_share_one_backend(world, view):
-    def pay():
-        pid = world.db.session.scalar(sa.text("select pg_backend_pid()"))
-        held = world.db.session.scalars(sa.text(LOCKED)).all()
-        return [pid, *held, current_operation.connection.scalar(sa.text("select pg_backend_pid()"))]
-
-    view(pay)
-    assert len({*(pids := world.post().json)}) == 1
-    assert len(pids) == 3
 
 
 def test_a_client_that_goes_away_is_noticed_in_the_view_and_nowhere_else(world):
@@ -59,17 +42,14 @@ def test_the_operations_connection_is_in_the_sessions_transaction_if_there_is_on
     here = {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"} if store == "sql" else {}
     world = make_world(**here)
 
-    def write(amount, by):
-        by.execute(sa.insert(world.Payment).values(amount=amount))
-
     def pay():
-        session = world.db.session
+        session, own = world.db.session, current_operation.connection
         if begins:
             session.execute(sa.select(world.Payment))
-        write(1, current_operation.connection)
-        write(2, session)
+        for amount, by in (1, own), (2, session):
+            by.execute(sa.insert(world.Payment).values(amount=amount))
         getattr(session, ends)()
-        write(3, current_operation.connection)
+        current_operation.connection.execute(sa.insert(world.Payment).values(amount=3))
         return {}, 201
 
     protect(world, pay)
@@ -104,17 +84,18 @@ def test_what_is_deferred_from_now_on_fails_one_request_late_and_the_next_in_tim
 # Refused, or warned about, before it commits.
 
 
-def fails(world):
+def fails(_world):
     with pytest.raises(sa.exc.DBAPIError):
         current_operation.connection.execute(sa.text("select 1/0"))
 
 
-def sends_past_every_guard(sent):
-    def view(world):
-        pay_once(world)
-        own_cursor(world.db.session.execute(sa.text("select 1")).cursor.connection).execute(sent)
+def sends_past_every_guard(world, sent="commit; begin"):
+    pay_once(world)
+    own_cursor(world.db.session.execute(sa.text("select 1")).cursor.connection).execute(sent)
 
-    return view
+
+def rolls_back_past_every_guard(world):
+    sends_past_every_guard(world, "rollback; begin")
 
 
 def commits(world):
@@ -124,17 +105,10 @@ def commits(world):
     current_operation.connection.commit()
 
 
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
-        (fails, "rollback"),
-        (commits, "ended the operation's transaction"),
-        (sends_past_every_guard("commit; begin"), "."),
-        (sends_past_every_guard("rollback; begin"), "."),
-    ],
-)
-def test_what_a_success_cannot_commit_with_fails_it(world, view, does, said):
+@pytest.mark.parametrize("does", [fails, commits, sends_past_every_guard, rolls_back_past_every_guard])
+def test_what_a_success_cannot_commit_with_fails_it(world, view, does):
     view(lambda: does(world) or ({}, 201))
+    said = {fails: "rollback", commits: "ended the operation's transaction"}.get(does, ".")
     with pytest.raises((NotAtomic, sa.exc.SQLAlchemyError), match=said):
         world.post()
     assert [record.state for record in world.records()] == ["in_progress"]
@@ -194,37 +168,22 @@ def test_what_makes_them_may_be_replaced_later_if_it_is_no_double(make_world, st
 # A statement of the session has failed, and nobody has rolled back when the operation ends.
 
 
-@pytest.fixture
-def run(world):
-    with world.app.app_context():
-        yield lambda key, job, **how: world.idempotency.run(
-            key, job, scope="s", name=f"job {key}", **how
-        )
-    world.assert_clean()
+@pytest.mark.parametrize("atomic", [True, False])
+def test_the_next_operation_goes_on(world, atomic):
+    """Whether the session knows of the error or only the server, or it was undone in a savepoint."""
 
+    def run(key, job, **how):
+        return world.idempotency.run(key, job, scope="s", name=f"job {key}", **how)
 
-@pytest.mark.parametrize("is_flush", [True, False])
-def test_the_next_operation_goes_on(world, run, is_flush):
-    """The session knows of the error, or only the server."""
-
-    def fail():
+    def fail(note):
         pay_once(world)
-        if is_flush:
-            world.db.session.add(world.Payment(amount=None, note="\0"))
+        if note:
+            world.db.session.add(world.Payment(amount=None, note=note))
         with pytest.raises((sa.exc.DBAPIError, ValueError)):
             world.db.session.execute(sa.text("select 1 / 0"))
         return "failed"
 
-    assert run("a", fail) == "failed"
-    assert run("b", lambda: pay_once(world) or "paid") == "paid"
-    assert world.count() == 2
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_what_ended_with_an_error_or_was_undone_in_a_savepoint_disturbs_no_later_one(
-    world, run, atomic
-):
-    def fail():
+    def fail_to_commit():
         world.db.session.add(world.Payment(amount=None))
         world.db.session.commit()
 
@@ -233,8 +192,12 @@ def test_what_ended_with_an_error_or_was_undone_in_a_savepoint_disturbs_no_later
             world.db.session.add(world.Payment(amount=None))
         return "old"
 
-    with pytest.raises(sa.exc.IntegrityError):
-        run("a", fail, atomic=atomic)
-    assert [run("b", get_or_create, atomic=atomic) for _ in range(2)] == ["old", "old"]
-    run("c", lambda: pay_once(world), atomic=atomic)
-    assert world.count() == 1
+    with world.app.app_context():
+        for key, note in ("in a flush", "\0"), ("in a statement", ""):
+            assert run(key, lambda note=note: fail(note)) == "failed"
+        with pytest.raises(sa.exc.IntegrityError):
+            run("in a commit", fail_to_commit, atomic=atomic)
+        assert [run("nested", get_or_create, atomic=atomic) for _ in range(2)] == ["old", "old"]
+        assert run("pays", lambda: pay_once(world) or "paid", atomic=atomic) == "paid"
+    assert world.count() == 3
+    world.assert_clean()

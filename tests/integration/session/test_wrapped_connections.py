@@ -3,8 +3,6 @@
 The wrappers are made like those of the agents, which ``make agents`` tests themselves.
 """
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -16,7 +14,11 @@ from flask_idempotency import current_operation
 from tests.drivers import connect, ways
 from tests.integration.views import protect
 
-heard: list = []
+heard = []
+DICTS = {
+    "psycopg2": {"cursor_factory": DictCursor},
+    "psycopg": {"row_factory": psycopg.rows.dict_row},
+}
 
 
 class TracedCursor(wrapt.ObjectProxy):
@@ -40,9 +42,9 @@ class TracedConnection(wrapt.ObjectProxy):
 class CursorOfAnAgent(extensions.cursor):
     """As psycopg2's documentation writes one: it names the class above it."""
 
-    def execute(self, query, vars=None):  # noqa: A002
+    def execute(self, query, params=None):
         heard.append(str(query))
-        extensions.cursor.execute(self, query, vars)
+        extensions.cursor.execute(self, query, params)
 
 
 class CursorOfPsycopg(psycopg.Cursor):
@@ -101,11 +103,6 @@ def world(way, driver, make_world):
 def test_everything_a_view_does_with_cursors_works_and_the_agent_hears_nothing_of_ours(
     world, way, driver, assert_replayed
 ):
-    dicts = {
-        "psycopg2": {"cursor_factory": DictCursor},
-        "psycopg": {"row_factory": psycopg.rows.dict_row},
-    }[driver]
-
     def pay():
         session = world.db.session
         rows = [session.scalar(sa.text("select current_setting('app.tenant', true)"))]
@@ -125,7 +122,7 @@ def test_everything_a_view_does_with_cursors_works_and_the_agent_hears_nothing_o
             with raw.cursor() as cursor:
                 cursor.execute("select amount from payment where amount > %s", (471101,))
                 rows.append([row[0] for row in cursor])
-        with pooled.cursor(**dicts) as cursor:
+        with pooled.cursor(**DICTS[driver]) as cursor:
             cursor.execute("select 7 as amount")
             rows.append(cursor.fetchone()["amount"])
         pooled.cursor().execute("insert into payment (amount) values (%s)", (471103,))

@@ -1,17 +1,19 @@
 """Sessions and engines of the application's own: what is joined, left alone, given back, or refused."""
 
-from __future__ import annotations
+import re
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import orm
+from flask import current_app
+from flask_sqlalchemy import SQLAlchemy
+from flask_sqlalchemy.session import Session
+from sqlalchemy.sql.dml import UpdateBase
 
-from flask_idempotency import RequestInProgress
-from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency import ConfigurationError, NotAtomic, RequestInProgress
 from tests import sessions
 from tests.differential.harness import EQUAL, Either, Family, NothingKept, Refused
 from tests.differential.schemas import TENANT, role_per_tenant, schema_per_tenant
-from tests.session.cases import (
+from tests.integration.session.cases import (
     SOUND_OR_FAILED,
     SOUND_OR_REFUSED,
     commits,
@@ -23,7 +25,9 @@ from tests.session.cases import (
     then,
     writes,
 )
-from tests.sessions import Plain, present_session
+from tests.integration.views import pay_once, protect
+from tests.sessions import present_session
+from tests.stores import BOTH
 
 family = Family(events=False)
 
@@ -48,24 +52,18 @@ def autocommit_at_connect(world):
     world.engine.dispose()
 
 
-def replaced(world):
-    """The application makes a session of its own after ``init_app``."""
-    world.db.session = orm.scoped_session(orm.sessionmaker(bind=world.engine))
-
-
 def role_at_connect(world):
     """The engine's role is one that a listener chooses, and the only one that may write records."""
     role_per_tenant(world)
     if world.protected:
         world.admin_run(f"grant all on idempotency_record to {TENANT}")
         world.admin_run(
-            "create function only_the_role() returns trigger language plpgsql as"
-            f" $$ begin if current_user <> '{TENANT}' then raise 'by %', current_user; end if;"
-            " return new; end $$"
+            "create function by_it() returns trigger language plpgsql as $$ begin if current_user"
+            f" <> '{TENANT}' then raise 'by %', current_user; end if; return new; end $$"
         )
         world.admin_run(
-            "create trigger only_the_role before insert or update on idempotency_record"
-            " for each row execute function only_the_role()"
+            "create trigger by_it before insert or update on idempotency_record"
+            " for each row execute function by_it()"
         )
 
     @sa.event.listens_for(world.engine, "connect")
@@ -76,17 +74,8 @@ def role_at_connect(world):
     world.engine.dispose()
 
 
-REPLACEABLE = () if sessions.usual in {"lite", "plain"} else ("postgres",)
-"""Read-only in Flask-SQLAlchemy-Lite, and of the view's own where the extension is given a session."""
-
 ARRANGED = {
     "autocommit at connect": {"setup": autocommit_at_connect, "expect": SOUND_OR_REFUSED},
-    "db.session replaced after init_app": {
-        "setup": replaced,
-        "teardown": lambda world, _error: world.session.remove(),
-        "expect": SOUND_OR_FAILED,
-        "stores": REPLACEABLE,
-    },
     "a role chosen at connect": {"setup": role_at_connect},
 }
 for what, options in ARRANGED.items():
@@ -94,10 +83,17 @@ for what, options in ARRANGED.items():
         family.add(f"{what}{', and a read' if before else ''}", pays, before=before, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"execution_options": {}}], ids=["engine", "execution"])
-def test_an_engine_that_commits_each_statement_is_refused_at_start(options, make_world):
-    options.get("execution_options", options)["isolation_level"] = "autocommit"
-    with pytest.raises(ConfigurationError, match="(?i)autocommit"):
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("(?i)autocommit", {"isolation_level": "autocommit"}),
+        ("(?i)autocommit", {"execution_options": {"isolation_level": "autocommit"}}),
+        ("StaticPool", {"poolclass": sa.StaticPool}),
+    ],
+    ids=["autocommit", "autocommit by an option", "one connection for all"],
+)
+def test_an_engine_that_cannot_do_it_is_refused_at_start(said, options, make_world):
+    with pytest.raises(ConfigurationError, match=said):
         make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
 
 
@@ -118,16 +114,10 @@ def of_the_session(world):
 two = then(translated(1), commits, translated(2), commits)
 for what, view, before in (
     ("of the engine", then(two, translated(3), rolls_back, translated(4), commits), reads),
-    ("of the session over one of the engine", then(of_the_session, two), None),
-    ("of the session before the view over one of the engine", two, of_the_session),
+    ("of the session over it, before the view", two, of_the_session),
 ):
-    family.add(
-        f"a map {what}",
-        view,
-        before=before,
-        engine_options={"execution_options": {"schema_translate_map": {"tenant": "tenant_a"}}},
-        setup=schema_per_tenant,
-    )
+    options = {"execution_options": {"schema_translate_map": {"tenant": "tenant_a"}}}
+    family.add(f"a map {what}", view, before=before, engine_options=options, setup=schema_per_tenant)
 
 
 def writes_who(world):
@@ -177,12 +167,6 @@ for what, audit in {
     "the session's connection by the engine": by_the_engine,
 }.items():
     family.add(f"{what} given as a bind", then(audit, rolls_back, audit, pays))
-family.add(
-    "an engine that isolates otherwise given as a bind",
-    then(audits(strict_engine), pays),
-    pool=2,
-    expect=Refused("the engine|connection of its own"),
-)
 
 
 def another_session_begins(world):
@@ -190,29 +174,36 @@ def another_session_begins(world):
     world.here["other"].execute(sa.text("select 1"))
 
 
-family.add(
-    "another session that had begun before the view",
-    then(audits(lambda _: None, lambda world: world.here["other"]), pays),
-    before=another_session_begins,
-    teardown=lambda world, _error: world.here["other"].close(),
-    pool=2,
-    expect=Refused("connection of its own"),
-)
-
-
-@family(expect=SOUND_OR_FAILED, pool=2)
 def a_transaction_of_what_get_bind_returns(world):
     writes(world)
     with world.session.get_bind().begin() as connection:
         connection.execute(insert(world))
-    then(rolls_back, pays)(world)
 
 
 def in_two_phases(world):
     present_session(world.db).twophase = True
 
 
-family.add("two phases", then(in_two_phases, pays), status=None, expect=NothingKept(500))
+OWN = Refused("the engine|connection of its own")
+for what, view, options in (
+    ("an engine that isolates otherwise", audits(strict_engine), {"expect": OWN}),
+    (
+        "another session that had begun before the view",
+        audits(lambda _: None, lambda world: world.here["other"]),
+        {
+            "expect": OWN,
+            "before": another_session_begins,
+            "teardown": lambda world, _error: world.here["other"].close(),
+        },
+    ),
+    (
+        "a transaction of what get_bind returns",
+        then(a_transaction_of_what_get_bind_returns, rolls_back),
+        {"expect": SOUND_OR_FAILED},
+    ),
+    ("two phases", in_two_phases, {"status": None, "expect": NothingKept(500)}),
+):
+    family.add(what, then(view, pays), pool=2, **options)
 
 # What is left on a session that lives on.
 
@@ -247,7 +238,50 @@ def test_sessions_and_engines_are_as_without_us(hold, case, store):
     hold(case, store)
 
 
-@pytest.mark.parametrize("store", ["postgres", "hybrid"], indirect=True)
+# Another database.
+
+
+class Routing(Session):
+    """As SQLAlchemy's documentation has it."""
+
+    def get_bind(self, mapper=None, *, clause=None, **kwargs):
+        if self._flushing or isinstance(clause, UpdateBase):
+            return super().get_bind(mapper, clause=clause, **kwargs)
+        return current_app.extensions["sqlalchemy"].engines["replica"]
+
+
+def test_a_session_that_reads_from_a_replica_is_refused_with_the_cure(make_world, postgres):
+    db = SQLAlchemy(session_options={"class_": Routing})
+    world = make_world(db=db, SQLALCHEMY_BINDS={"replica": postgres.database("replica")})
+    protect(world, lambda: pay_once(world) or [db.session.query(world.Payment).count()])
+    world.app.testing = True
+    with pytest.raises(NotAtomic, match=r"return what super\(\).get_bind\(\) returns"):
+        world.post()
+    assert world.count() == 0
+
+
+def test_a_bind_that_is_not_there_is_named(view):
+    world = view(dict, other_binds=["logs"])
+    name = world.app.extensions["idempotency"].sessions.usual
+    with pytest.raises(ConfigurationError, match=rf"'logs'.*\[{re.escape(repr(name))}\]"):
+        world.post()
+
+
+@pytest.mark.usefixtures("several_engines")
+def test_engines_that_were_made_anew_are_refused(make_world, postgres, add_view):
+    """As where a suite gives each of its workers a database: after ``init_app``."""
+    world, others = make_world(), postgres.database("made_anew")
+    add_view(world)
+    world.app.testing = True
+    del world.app.extensions["sqlalchemy"]
+    world.app.config["SQLALCHEMY_DATABASE_URI"] = others
+    world.db.init_app(world.app)
+    for _ in range(2):
+        with pytest.raises(NotAtomic, match="another bind, the database made_anew"):
+            world.post(key="key-2")
+
+
+@BOTH
 def test_a_lock_is_not_taken_for_another_ones(world):
     """What an earlier lock in the same transaction left says nothing: here are three jobs in one."""
     runs, session = [], sessions.proxy_of(world.db)
@@ -266,10 +300,9 @@ def test_a_lock_is_not_taken_for_another_ones(world):
             session.execute(sa.text("select set_config('idempotency.held', 'true', true)"))
             try:
                 world.idempotency.run(key, job, key, scope="s", name="job")
+                answers.append(key)
             except (RequestInProgress, OSError) as error:
                 answers.append(type(error).__name__)
-            else:
-                answers.append(key)
         return answers
 
     assert world.client.post("/jobs").json == ["done", "OSError", "done"]
@@ -280,27 +313,3 @@ def test_a_lock_is_not_taken_for_another_ones(world):
     assert world.client.post("/jobs").json == ["done", "busy", "done"]
     assert runs == ["done", "busy", "busy"]
     world.assert_clean()
-
-
-@pytest.fixture
-def tested(make_world):
-    """An application under test: its session is bound to a connection that is rolled back."""
-    world = make_world(db=Plain(), TESTING=True, PROPAGATE_EXCEPTIONS=False)
-    with world.db.engine.connect() as connection:
-        transaction = connection.begin()
-        world.db.session.configure(bind=connection, join_transaction_mode="create_savepoint")
-        world.seen = lambda: connection.scalar(sa.text("select count(*) from payment"))
-        yield world
-        world.db.session.remove()
-        transaction.rollback()
-        world.db.session.configure(bind=world.db.engine)
-    assert world.count() == 0
-    assert world.records() == []
-
-
-def test_two_operations_in_a_tests_transaction_are_two_and_know_their_attempts(tested, add_view):
-    """The claim is outside of what a failing view undoes."""
-    runs = add_view(tested, during=lambda: 1 / (len(runs) - 1))
-    assert [tested.post(key=key).status_code for key in "aabab"] == [500, 201, 201, 201, 201]
-    assert (runs, tested.seen()) == ([1, 2, 1], 2)
-    assert tested.post(key="a", json={"amount": 6}).status_code == 422

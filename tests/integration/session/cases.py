@@ -1,17 +1,12 @@
 """Verdicts of this room beside those of the differential suite, and what many of its views do."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from tests.differential.harness import Either, Equal, NothingKept, Outcome, Refused
+from tests.differential.harness import Either, Equal, NothingKept, Refused
 
 
-@dataclass(frozen=True)
 class Sound(Equal):
     """Equal, and no row is committed by a request that failed, as it may be without us."""
 
-    def problems(self, outcome: Outcome) -> list[str]:
+    def problems(self, outcome):
         found, rows = super().problems(outcome), outcome.protected.rows
         for step in outcome.protected.steps:
             if (step.reply.status or 500) >= 500 and step.rows != rows:
