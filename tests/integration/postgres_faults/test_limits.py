@@ -1,7 +1,5 @@
 """PostgreSQL or the pool refuses: too long, too idle, no connection, no space on the disk."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -57,10 +55,8 @@ def test_a_message_of_ours_that_fails_keeps_neither_record_nor_writes(
     world = make_world(**settings(statement_timeout=100))
     runs = add_view(world)
     world.sql(f"create function fail() returns trigger language plpgsql as $$ begin {does} end $$")
-    world.sql(
-        f"create trigger fails before {event} on idempotency_record"
-        " for each row execute function fail()"
-    )
+    on = f"before {event} on idempotency_record for each row execute function fail()"
+    world.sql(f"create trigger fails {on}")
     failed = world.post()
     entered = len(runs)
     assert entered == (event == "update")
@@ -75,7 +71,7 @@ def test_sessions_that_wait_for_one_connection_all_get_their_response(make_world
     barrier = threading.Barrier(3)
     add_view(world)
 
-    def ask(number: int) -> int:
+    def ask(number):
         barrier.wait(PATIENCE_SECONDS)
         return world.post(key=f"key-{number}").status_code
 

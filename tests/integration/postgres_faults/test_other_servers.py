@@ -1,8 +1,5 @@
 """A database that takes no writes, a standby that is gone, and the wrong server after a failover."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import psycopg2
@@ -23,7 +20,7 @@ def test_a_database_that_takes_no_writes_runs_nothing_until_it_does(
     before = world.post(key="before")
     leased = world.post("/leased", key="leased")
 
-    def new_sessions() -> None:
+    def new_sessions():
         with world.app.app_context():
             world.db.engine.dispose()
 
@@ -69,7 +66,7 @@ def test_a_commit_that_waits_for_a_missing_standby_holds_its_key(
 
 
 @contextmanager
-def in_recovery(server) -> Iterator[None]:
+def in_recovery(server):
     """Without a primary, but it takes no writes, like any standby; in the end it is promoted."""
     server.stop()
     (server.data / "standby.signal").touch()
