@@ -61,7 +61,7 @@ def test_each_kind_keeps_the_promises_and_counts_for_all_processes_the_dead_incl
     """A whole request was answered before the fork: its sockets are shared with nobody."""
     arguments, environment = KINDS[kind]
     environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    shop = open_shop(*arguments, USED_BEFORE_FORK="first-key", **environment)
+    shop = open_shop(*arguments, "--graceful-timeout", "1", USED_BEFORE_FORK="first-key", **environment)
     told = {"first-key": [shop.pay("first-key")]}
     assert processes(told) == {shop.pid}
     told |= storm(shop, clients, 20)

@@ -27,9 +27,11 @@ def failures():
 
 
 @pytest.fixture
-def lock(proxy, failures):
-    """The lock of an application."""
-    return RedisLock(client_from_url(proxy.url + PATIENT), "shop:", on_failure=failures.append)
+def lock_of(failures):
+    """A function that makes the lock of an application."""
+    return lambda redis: RedisLock(
+        client_from_url(redis.url + PATIENT), "shop:", on_failure=failures.append
+    )
 
 
 def connected(behind):
@@ -119,8 +121,9 @@ def test_a_forked_process_leaves_its_parents_connections_alone(own_redis, behind
 
 
 def test_a_connection_is_used_again_and_one_that_the_server_closed_costs_no_pause(
-    lock, behind, failures
+    lock_of, own_redis, behind, failures
 ):
+    lock = lock_of(own_redis)
     assert lock.acquire(FIRST) is Glance.MINE
     before = connected(behind)
     for _ in range(3):
@@ -138,8 +141,9 @@ def test_a_connection_is_used_again_and_one_that_the_server_closed_costs_no_paus
 
 
 def test_one_request_at_a_time_probes_a_redis_that_was_away(
-    proxy, lock, failures, background, monkeypatch
+    proxy, lock_of, failures, background, monkeypatch
 ):
+    lock = lock_of(proxy)
     monkeypatch.setattr(redis_store, "PAUSE_SECONDS", 0)
     proxy.refuse()
     assert lock.acquire(FIRST) is Glance.ASK
