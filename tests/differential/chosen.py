@@ -305,7 +305,7 @@ FAILED_FLUSH = do("add several", "a"), do("add several", "a"), FLUSH
 either("a helper beside a failed flush", *FAILED_FLUSH, do(HELPER, do("keep a book")), READ)
 equal("the engine beside uncommitted work", ADD, FLUSH, do("write an audit by engine", "x"), COMMIT)
 
-# Before the view, beside ``tests/session/test_before_the_view.py``
+# Before the view, beside ``tests/integration/session/test_before_the_view.py``
 
 CHANGE = do("keep a book"), do("change the kept book", "price")
 for what, steps in {
