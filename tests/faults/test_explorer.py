@@ -105,7 +105,7 @@ def test_what_the_last_look_shows_is_believed():
     claim = Claim(b"k" * 32, "pay", Fingerprint(1, b"a" * 16), "owner", 60)
     answer = StoredResponse(201, (), b"")
     completed = Record(claim.key, "pay", State.COMPLETED, claim.fingerprint, 1, response=answer)
-    looks = iter([None] * ROUNDS + [completed])
+    looks = iter([None] * (ROUNDS - 1) + [completed])
     records = SimpleNamespace(claim=lambda claim: None, look=lambda key: next(looks))
     assert DecisionEngine(records, Lock(), Sealer(), time).decide(claim).response == answer
 
