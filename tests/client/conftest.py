@@ -36,11 +36,7 @@ class Seen:
 
 
 class Server:
-    """Does one piece of work for each key, and follows a script: one act for each request.
-
-    When the script is at its end, it works and responds. ``work`` gives the response of the first time
-    again, as a server with idempotency keys does.
-    """
+    """Follows a script, one act a request; after its end it does one piece of work for each key."""
 
     def __init__(self) -> None:
         self.port = servers.free_port()
@@ -51,11 +47,9 @@ class Server:
         self.let_go = threading.Event()
         self.connections: list[socket.socket] = []
         self._http: ThreadingHTTPServer | None = None
-        self._thread = threading.Thread(target=self._serve)
 
     @property
     def keys(self) -> list[str | None]:
-        """The key of each request, in their order."""
         return [request.key for request in self.seen]
 
     def start(self, tls: ssl.SSLContext | None = None) -> None:
@@ -64,11 +58,8 @@ class Server:
         if tls is not None:
             self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
         self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, args=[0.01])
         self._thread.start()
-
-    def _serve(self) -> None:
-        assert self._http is not None
-        self._http.serve_forever(poll_interval=0.01)
 
     def stop(self) -> None:
         self.let_go.set()
@@ -81,7 +72,6 @@ class Server:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def work(self, key: str | None) -> tuple[int, dict[str, str], bytes]:
-        """Do the work, unless it was done for this key; the response."""
         replayed = key is not None and key in self.done
         if not replayed:
             self.done.append(key)
@@ -91,8 +81,6 @@ class Server:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Reads a request, notes it, and does what the script says."""
-
     world: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # 40 ms a response
@@ -140,7 +128,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def work(handler: Handler) -> None:
-    """Work and respond."""
     handler.respond(*handler.world.work(handler.key))
 
 
@@ -161,18 +148,17 @@ def break_off(handler: Handler) -> None:
     handler.close_connection = True
 
 
-def stall(handler: Handler) -> None:
-    """Work, begin to respond, and never end."""
-    handler.respond(*handler.world.work(handler.key), short=3)
-    handler.world.let_go.wait(10)
-    handler.close_connection = True
-
-
 def hang(handler: Handler) -> None:
     """Work, and never respond."""
     handler.world.work(handler.key)
     handler.world.let_go.wait(10)
     handler.close_connection = True
+
+
+def stall(handler: Handler) -> None:
+    """Work, begin to respond, and never end."""
+    break_off(handler)
+    handler.world.let_go.wait(10)
 
 
 def duplicate(handler: Handler) -> None:
@@ -201,7 +187,6 @@ def written(text: str) -> Callable[[Handler], None]:
 
 @pytest.fixture
 def stopped() -> Iterator[Server]:
-    """A server that does not listen yet."""
     server = Server()
     yield server
     server.stop()
@@ -233,7 +218,6 @@ class Time:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """The clients' time, which goes by only when they wait."""
     time = Time()
     for name, value in {
         "attempts.monotonic": lambda: time.now,
@@ -254,8 +238,6 @@ def real_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client gave; ``response`` is its own."""
-
     status: int
     body: bytes
     response: Any
@@ -310,17 +292,11 @@ def with_async_httpx(timeout: float = LIMIT, backend: str = "asyncio", **options
     return lambda method, url, **kwargs: anyio.run(send, method, url, kwargs, backend=backend)
 
 
-def with_trio(**options: Any) -> Caller:
-    return with_async_httpx(backend="trio", **options)
-
-
 @pytest.fixture(params=[with_requests, with_httpx, with_async_httpx], ids=lambda f: f.__name__[5:])
 def make_caller(request: pytest.FixtureRequest) -> Callable[..., Caller]:
-    """A function that makes a client; a test that uses it runs with each."""
     return request.param
 
 
 @pytest.fixture
 def call(make_caller: Callable[..., Caller]) -> Caller:
-    """The usual client."""
     return make_caller()

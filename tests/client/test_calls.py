@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import socket
 import ssl
 from time import monotonic
 
@@ -27,16 +26,14 @@ from tests.client.conftest import (
     with_async_httpx,
     with_httpx,
     with_requests,
-    with_trio,
     written,
 )
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 BUSY = respond(409, "request-in-progress")
 DOWN = respond(503)
-DATE = "Fri, 01 Jan 2038 00:00:30 GMT"
+EARLIER, LATER = "Fri, 01 Jan 2038 00:00:05 GMT", "Fri, 01 Jan 2038 00:00:30 GMT"
 MOVED = respond(307, Location="/there")
-WHOLE = "HTTP/1.1 201 CREATED\r\nServer: gunicorn\r\n{}Content-Type: application/json\r\n{}\r\n{}"
 
 
 @pytest.fixture(autouse=True)
@@ -50,41 +47,47 @@ def not_a_problem(body):
     return lambda handler: handler.respond(409, {}, body)
 
 
-# What the server does first, the status that the caller gets, and how often the request is sent.
+def after(value, status=503, **headers):
+    return respond(status, "request-in-progress", Retry_After=value, **headers)
+
+
 AGAIN = ["request-in-progress", "store-unavailable", "transaction-conflict", "try-again"]
+LONGER = ["91", "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"]
 BEHAVIOURS = {
-    "the request is lost twice": ([drop_before] * 2, 201, 3),
-    "the response is lost twice": ([drop_after] * 2, 201, 3),
-    "the response breaks off twice": ([break_off] * 2, 201, 3),
-    "the request arrives twice": ([duplicate], 201, 1),
+    "the request is lost twice": ([drop_before] * 2, 201, [1, 2]),
+    "the response is lost twice": ([drop_after] * 2, 201, [1, 2]),
+    "the response breaks off twice": ([break_off] * 2, 201, [1, 2]),
+    "the request arrives twice": ([duplicate], 201, []),
     **{
-        f"only the connection's end: {head[5:]}": ([written(head)], 201, 2)
+        f"only the connection's end: {head[5:]}": ([written(head)], 201, [1])
         for head in (
             "HTTP/1.0 201 CREATED\r\n\r\n{}",
             "HTTP/1.1 201 CREATED\r\nConnection: close\r\n\r\n{}",
             "HTTP/1.1 201 CREATED\r\nTransfer-Encoding: identity\r\n\r\n{}",
         )
     },
-    "a stored error": ([respond(500, Idempotent_Replayed="true")], 500, 1),
-    "a conflict of the shop's own": ([respond(409, "out-of-stock", Retry_After="1")], 409, 1),
-    **{f"not now: {status}": ([respond(status)], 201, 2) for status in (408, 425, 429, 500, 502, 599)},
+    "a stored error": ([respond(500, Idempotent_Replayed="true")], 500, []),
+    "a conflict of the shop's own": ([respond(409, "out-of-stock", Retry_After="1")], 409, []),
     **{
-        f"no: {status}": ([respond(status)], status, 1)
+        f"not now: {status}": ([respond(status)], 201, [1]) for status in (408, 425, 429, 500, 502, 599)
+    },
+    **{
+        f"no: {status}": ([respond(status)], status, [])
         for status in (200, 304, 400, 401, 403, 407, 422)
     },
     **{
         problem.type: (
             [respond(problem.status, problem.type)],
-            *((201, 2) if problem.type in AGAIN else (problem.status, 1)),
+            *((201, [1]) if problem.type in AGAIN else (problem.status, [])),
         )
         for problem in (*PROBLEMS, OperationFailed, Retryable)
     },
     **{
-        f"a body that is no problem: {body[:9]!r}": ([not_a_problem(body)], 409, 1)
+        f"a body that is no problem: {body[:9]!r}": ([not_a_problem(body)], 409, [])
         for body in (b"", b"5", b"[1]", b'{"type": 5}', b"[" * 100_000, b"\xff")
     },
     **{
-        f"legal: {head[5:]}": ([written(head)], int(head[9:12]), 1)
+        f"legal: {head[5:]}": ([written(head)], int(head[9:12]), [])
         for head in (
             "HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
@@ -93,21 +96,81 @@ BEHAVIOURS = {
             "HTTP/1.1 304 NOT MODIFIED\r\n\r\n",
         )
     },
+    "down until the deadline": (
+        [DOWN, BUSY, drop_before, *[DOWN] * 30],
+        503,
+        [1, 2, 4, 8, *[10] * 7],
+    ),
+    **{f"{each}, Retry-After": ([after("7", each)], 201, [7]) for each in (408, 425, 429, 500, 503)},
+    "a date by the server's clock": ([after(LATER, Date=EARLIER)], 201, [25]),
+    **{f"longer than the deadline: {each[:9]}": ([after(each)], 503, []) for each in LONGER},
 }
+"""What the server does first, the status that the caller gets, and the waits before each retry."""
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-@pytest.mark.parametrize(
-    "make_caller", [with_requests, with_httpx, with_async_httpx, with_trio], indirect=True
-)
-def test_what_a_caller_gets_and_how_often_one_key_is_sent(call, server, behaviour):
-    script, status, sends = BEHAVIOURS[behaviour]
+def test_what_a_caller_gets_and_when_one_key_is_sent(call, server, time, behaviour):
+    script, status, waits = BEHAVIOURS[behaviour]
     server.script += script
     got = call("POST", server.url, json={"amount": 5})
-    assert (got.status, server.keys) == (status, [got.key] * sends)
+    assert (got.status, time.waits) == (status, waits)
+    assert server.keys == [got.key] * (len(waits) + 1)
     assert {request.body for request in server.seen} == {server.seen[0].body}
     assert len(server.done) <= 1
     assert status != 201 or server.done == [got.key]
+
+
+class TestWaits:
+    def test_with_trio_they_are_the_same(self, server, time):
+        server.script += [DOWN, drop_after]
+        assert with_async_httpx(backend="trio")("POST", server.url).is_replay
+        assert time.waits == [1, 2]
+
+    def test_they_are_random_from_nothing_to_the_longest(self, call, server, time):
+        time.chance = 0.25
+        server.script += [drop_before, DOWN]
+        call("POST", server.url)
+        assert time.waits == [0.25, 0.5]
+
+    @pytest.mark.parametrize("name", ["Retry-After", "Date"])
+    @pytest.mark.parametrize(
+        "value",
+        ["-5", "1.5", "1e3", "inf", "", "Fri, 31 Feb 2038 99:99:99 GMT", "Thu, 01 Jan 1970 00:00:00"],
+    )
+    def test_nonsense_in_a_header_harms_nobody(self, server, time, name, value):
+        headers = {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT", name: value}
+        server.script += [respond(503, **headers)]
+        assert with_requests()("POST", server.url).status == 201
+        assert time.waits == [1]
+
+    @pytest.mark.parametrize(
+        ("deadline", "script", "status", "waits"),
+        [
+            (60, [after("40"), after("30")], 503, [40]),
+            # Retry-After is no use here: the attempt may end at any moment before.
+            (20, [after("60", 409)] * 99, 409, [1, 2, 4, 6.5, 3.25, 1.625, 0.8125]),
+        ],
+        ids=["of all waits together", "of a running attempt"],
+    )
+    def test_each_call_has_a_deadline_of_its_own(
+        self, make_caller, server, time, deadline, script, status, waits
+    ):
+        call = make_caller(deadline=deadline)
+        for _ in range(2):
+            server.script.clear()
+            server.script += script
+            assert call("POST", server.url).status == status
+        assert time.waits == waits * 2
+
+    @pytest.mark.usefixtures("real_time")
+    @pytest.mark.parametrize("timeout", [9, None])
+    def test_no_attempt_waits_longer_than_the_call_has_left(self, make_caller, server, timeout):
+        server.script += [hang]
+        begun = monotonic()
+        with pytest.raises(LOST) as lost:
+            make_caller(timeout=timeout, deadline=0.2)("POST", server.url)
+        assert monotonic() - begun < 5
+        assert server.keys == [lost.value.request.headers["Idempotency-Key"]]
 
 
 class TestKeys:
@@ -124,13 +187,11 @@ class TestKeys:
         assert call(method, server.url).status == 503
         assert server.keys == [None]
 
-    @pytest.mark.parametrize("method", ["POST", "PATCH", "PUT", "DELETE", "HEAD"])
+    @pytest.mark.parametrize("method", ["POST", "PUT", "HEAD"])
     def test_the_callers_own_key_is_kept_and_makes_the_call_repeatable(self, call, server, method):
         server.script += [drop_after]
-        got = call(method, server.url, headers={"idempotency-key": '"order 7"'})
-        assert got.status == 201
-        assert server.keys == ['"order 7"'] * 2
-        assert server.done == ['"order 7"']
+        assert call(method, server.url, headers={"idempotency-key": '"order 7"'}).status == 201
+        assert (server.keys, server.done) == (['"order 7"'] * 2, ['"order 7"'])
 
     @pytest.mark.parametrize("trouble", [drop_after, break_off])
     def test_the_key_of_an_error_can_be_passed_again(self, make_caller, server, trouble):
@@ -164,26 +225,15 @@ class TestTroubleOnTheWay:
         assert call("POST", stopped.url).status == 201
         assert len(time.waits) == 2
 
-    def test_so_is_a_host_that_is_unknown(self, call, server, time, monkeypatch):
-        def getaddrinfo(*args, **kwargs):
-            if not time.waits:
-                raise socket.gaierror(socket.EAI_NONAME, "no address")
-            return known(*args, **kwargs)
-
-        known = socket.getaddrinfo
-        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        assert call("POST", server.url.replace("127.0.0.1", "localhost")).status == 201
-
     @pytest.mark.parametrize(
         "whole",
         [
-            WHOLE.format("", "Content-Length: 2\r\n", "{}"),
-            WHOLE.format("Connection: close\r\n", "Content-Length: 2\r\n", "{}").replace(
-                "/1.1", "/1.0"
-            ),
+            "HTTP/1.1 201 X\r\nContent-Length: 2\r\n\r\n{}",
+            "HTTP/1.0 201 X\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
             # Whole with the 0 for requests: http.client does not ask for what follows.
-            WHOLE.format("", "Transfer-Encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n")[:-4],
+            "HTTP/1.1 201 X\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0",
         ],
+        ids=["length", "HTTP/1.0", "chunked"],
     )
     def test_a_response_that_breaks_off_anywhere_is_asked_for_again(self, server, call, whole):
         ends = range(len(whole))
@@ -198,67 +248,20 @@ class TestTroubleOnTheWay:
             call("POST", server.url)
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]]
 
+    def test_a_certificate_that_is_not_trusted_is_final(self, stopped, time, tmp_path):
+        (tmp_path / "own.pem").write_bytes(self_signed())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "own.pem")
+        stopped.start(context)
+        with pytest.raises(requests.exceptions.SSLError, match="CERTIFICATE"):
+            with_requests()("POST", stopped.url.replace("http:", "https:"))
+        assert time.waits == []
 
-class TestWaits:
-    def test_they_double_up_to_the_longest_and_end_at_the_deadline(self, call, server, time):
-        server.script += [DOWN, BUSY, drop_before, *[DOWN] * 30]
-        assert call("POST", server.url).status == 503
-        assert time.waits == [1, 2, 4, 8, *[10] * 7]
-
-    def test_they_are_random_from_nothing_to_the_longest(self, call, server, time):
-        time.chance = 0.25
-        server.script += [drop_before, DOWN]
-        call("POST", server.url)
-        assert time.waits == [0.25, 0.5]
-
-    @pytest.mark.parametrize(
-        ("status", "after", "waits"),
-        [*((status, "7", [7]) for status in (408, 425, 429, 500, 503)), (429, DATE, [25])],
-    )
-    def test_retry_after_is_the_least(self, call, server, time, status, after, waits):
-        """As a date, it is one by the server's clock."""
-        dates = {"Retry_After": after, "Date": "Fri, 01 Jan 2038 00:00:05 GMT"}
-        server.script += [respond(status, "request-in-progress", **dates)]
-        call("POST", server.url)
-        assert time.waits == waits
-
-    @pytest.mark.parametrize("name", ["Retry-After", "Date"])
-    @pytest.mark.parametrize(
-        "value",
-        ["-5", "1.5", "1e3", "inf", "", "Fri, 31 Feb 2038 99:99:99 GMT", "Thu, 01 Jan 1970 00:00:00"],
-    )
-    def test_nonsense_in_it_harms_nobody(self, server, time, name, value):
-        headers = {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT", name: value}
-        server.script += [respond(503, **headers)]
-        assert with_requests()("POST", server.url).status == 201
-        assert time.waits == [1]
-
-    @pytest.mark.parametrize("value", ["91", "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"])
-    def test_more_than_the_deadline_ends_the_call_with_its_response(self, server, call, time, value):
-        server.script += [respond(503, Retry_After=value)]
-        assert (call("POST", server.url).status, time.waits) == (503, [])
-
-    def test_the_deadline_counts_all_waits_together(self, make_caller, server, time):
-        server.script += [respond(503, Retry_After="40"), respond(503, Retry_After="30")] * 2
-        call = make_caller(deadline=60)
-        assert [call("POST", server.url).status for _ in range(2)] == [503, 503]
-        assert time.waits == [40, 40]  # each call has time of its own
-
-    def test_a_running_attempt_is_asked_for_until_the_deadline(self, make_caller, server, time):
-        """``Retry-After`` is no use here: it may end at any moment before."""
-        server.script += [respond(409, "request-in-progress", Retry_After="60")] * 99
-        assert make_caller(deadline=20)("POST", server.url).status == 409
-        assert time.waits == [1, 2, 4, 6.5, 3.25, 1.625, 0.8125]
-
-    @pytest.mark.usefixtures("real_time")
-    @pytest.mark.parametrize("timeout", [9, None])
-    def test_no_attempt_waits_longer_than_the_call_has_left(self, make_caller, server, timeout):
-        server.script += [hang]
-        begun = monotonic()
-        with pytest.raises(LOST) as lost:
-            make_caller(timeout=timeout, deadline=0.2)("POST", server.url)
-        assert monotonic() - begun < 5
-        assert server.keys == [lost.value.request.headers["Idempotency-Key"]]
+    @pytest.mark.parametrize("url", ["ftp://api.example.com", "//api.example.com"])
+    def test_a_wrong_address_is_final(self, call, time, url):
+        with pytest.raises((requests.RequestException, httpx.TransportError)):
+            call("POST", url)
+        assert time.waits == []
 
 
 class Once:
@@ -272,13 +275,11 @@ class Once:
 
 
 class Counted(Once):
-    def __len__(self):
-        return 6
+    __len__ = lambda _self: 6  # noqa: E731
 
 
 class Readable(Once):
-    def read(self, _size=-1):
-        return next(self.parts, b"")
+    read = lambda self, _size=-1: next(self.parts, b"")  # noqa: E731
 
 
 class TestBodies:
@@ -288,11 +289,7 @@ class TestBodies:
         assert server.seen[0] == server.seen[1]
         assert b"png" in server.seen[0].body
 
-    @pytest.mark.parametrize(
-        "body",
-        [lambda: iter([b"abc", b"def"]), Once, Counted, Readable],
-        ids=lambda each: each.__name__,
-    )
+    @pytest.mark.parametrize("body", [Once, Counted, Readable])
     def test_what_can_be_read_once_is_refused_by_requests_and_kept_by_httpx(self, server, body):
         server.script += [drop_before, DOWN]
         with pytest.raises(requests.exceptions.UnrewindableBodyError, match="bytes, str") as refused:
@@ -311,25 +308,6 @@ class TestBodies:
         with_async_httpx()("POST", server.url, content=parts())
         assert [request.body for request in server.seen] == [b"abcdef"] * 3
 
-
-class TestPermanentErrors:
-    def test_a_certificate_that_is_not_trusted_is_final(self, stopped, time, tmp_path):
-        (tmp_path / "own.pem").write_bytes(self_signed())
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tmp_path / "own.pem")
-        stopped.start(context)
-        with pytest.raises(requests.exceptions.SSLError, match="CERTIFICATE"):
-            with_requests()("POST", stopped.url.replace("http:", "https:"))
-        assert time.waits == []
-
-    @pytest.mark.parametrize("url", ["ftp://api.example.com", "//api.example.com"])
-    def test_a_wrong_address_is_final(self, call, time, url):
-        with pytest.raises((requests.RequestException, httpx.TransportError)):
-            call("POST", url)
-        assert time.waits == []
-
-
-class TestRedirectsAndSignIns:
     def test_a_redirect_has_the_key_and_body_of_its_call(self, call, server):
         server.script += [drop_before, MOVED, DOWN]
         call("POST", server.url, content=b"abc")
@@ -347,18 +325,17 @@ class TestRedirectsAndSignIns:
         assert [seen.body for seen in server.seen] == [b"abc"] * 4
 
 
-class TestLog:
-    def test_each_retry_is_one_line_without_secrets(self, call, server, caplog):
-        caplog.set_level("DEBUG", "flask_idempotency")
-        server.script += [DOWN, BUSY, drop_before]
-        url = server.url.replace("http://", "http://canary-user:canary-password@")
-        headers = {"Idempotency-Key": "canary-key", "X-Token": "canary-token"}
-        call("POST", f"{url}/pay?q=canary#canary", content=b"canary-body", headers=headers)
-        lines = [line for line in caplog.records if line.name == "flask_idempotency.client"]
-        assert [line.getMessage() for line in lines[:2]] == [
-            f"POST {server.url}/pay: attempt 1 failed with 503; the next one begins in 1.00 s",
-            f"POST {server.url}/pay: attempt 2 failed with 409; the next one begins in 2.00 s",
-        ]
-        assert len(lines) == 3
-        assert {line.levelname for line in lines} == {"INFO"}
-        assert "canary" not in str([vars(line) for line in lines])
+def test_each_retry_is_one_line_of_the_log_without_secrets(call, server, caplog):
+    caplog.set_level("DEBUG", "flask_idempotency")
+    server.script += [DOWN, BUSY, drop_before]
+    url = server.url.replace("http://", "http://canary-user:canary-password@")
+    headers = {"Idempotency-Key": "canary-key", "X-Token": "canary-token"}
+    call("POST", f"{url}/pay?q=canary#canary", content=b"canary-body", headers=headers)
+    lines = [line for line in caplog.records if line.name == "flask_idempotency.client"]
+    assert [line.getMessage() for line in lines[:2]] == [
+        f"POST {server.url}/pay: attempt 1 failed with 503; the next one begins in 1.00 s",
+        f"POST {server.url}/pay: attempt 2 failed with 409; the next one begins in 2.00 s",
+    ]
+    assert len(lines) == 3
+    assert {line.levelname for line in lines} == {"INFO"}
+    assert "canary" not in str([vars(line) for line in lines])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,19 +16,13 @@ from hypothesis import strategies as st
 from flask_idempotency.client import derive_key, new_key
 from flask_idempotency.core.keys import birth_of, parse_key
 
+ROOT = Path(__file__).parents[2]
+
 number = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 plain = st.recursive(
     st.none() | st.booleans() | number | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
 )
-
-
-def said_by(code, **environment):
-    """What another process prints."""
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", f"from flask_idempotency.client import *\n{code}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 def test_a_new_one_is_a_uuid_of_version_7_whose_time_is_now():
@@ -42,13 +36,16 @@ def test_a_new_one_is_a_uuid_of_version_7_whose_time_is_now():
 
 
 def test_processes_that_were_forked_make_different_ones():
-    made = said_by(
-        "import os\n"
-        "new_key()\n"
-        "children = [os.fork(), os.fork()]\n"
-        "os.write(1, (new_key()[-12:] + '\\n').encode())\n"
-        "[os.waitpid(child, 0) for child in children if child]\n"
-    ).split()
+    code = """
+import os
+from flask_idempotency.client import new_key
+new_key()
+children = [os.fork(), os.fork()]
+os.write(1, (new_key()[-12:] + "\\n").encode())
+[os.waitpid(child, 0) for child in children if child]
+"""
+    command = [sys.executable, "-c", code]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert len(set(made)) == len(made) == 4
 
 
@@ -69,13 +66,7 @@ def test_a_derived_one_never_changes(operation, params, key):
     assert derive_key(operation, params) == key
 
 
-def test_it_is_the_same_in_another_process():
-    code = "print(derive_key('pay', {name: {'a', name} == {'a'} for name in {'a', 'b', 'c'}}))"
-    keys = {said_by(code, PYTHONHASHSEED=seed).strip() for seed in "123"}
-    assert keys == {derive_key("pay", {"c": False, "a": True, "b": False})}
-
-
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.tuples(st.text(), plain), st.tuples(st.text(), plain))
 def test_it_is_a_valid_key_survives_json_and_differs_from_others(one, other):
     key = derive_key(*one)
