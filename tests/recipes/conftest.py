@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,45 +43,31 @@ class Shop:
         self.troubles.write_text(json.dumps(troubles), encoding="utf-8")
 
     def sql(self, statement: str) -> list[Any]:
-        connection = psycopg2.connect(self.dsn)
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement)
-                return cursor.fetchall() if cursor.description else []
-        finally:
-            connection.close()
+        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
 
     def payments(self) -> list[Any]:
         return self.sql("SELECT amount FROM payment ORDER BY id")
 
     def runs(self) -> int:
         """The operations that are running now."""
-        return self.sql(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND wait_event = 'advisory'"
-        )[0][0]
+        waiting = "datname = current_database() AND wait_event = 'advisory'"
+        return self.sql(f"SELECT count(*) FROM pg_stat_activity WHERE {waiting}")[0][0]
 
     @contextmanager
     def slow(self) -> Iterator[None]:
         """Payments that are told so do not end before the block does."""
-        connection = psycopg2.connect(self.dsn)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT pg_advisory_lock({LOCK})")
+        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT pg_advisory_lock({LOCK})")
             yield
-        finally:
-            connection.close()
         wait_until(lambda: not self.runs(), "the payment ends")
-
-    def forget_all(self) -> None:
-        """As after the retention."""
-        self.sql("DELETE FROM idempotency_record")
 
     def emptied(self) -> Shop:
         """Itself, without troubles, payments and records."""
         self.meets()
-        self.sql("DELETE FROM payment")
-        self.forget_all()
+        self.sql("DELETE FROM payment; DELETE FROM idempotency_record")
         return self
 
 

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 TWO_DAYS = 48 * 3600
 STRIPE = "stripe."
 
-TROUBLES = [*AT_WORK, 200, 202, 204, 303, 400, 401, 403, 404, 408, 409, 413, 425, 429, 500, 503]
+TROUBLES = [*AT_WORK, 200, 204, 303, 401, 404, 409, 413, 503]
 """A number is the status of something in front of the shop, which knows no keys."""
 
 
@@ -91,16 +91,15 @@ def button(recipe, shop) -> Button:
     return Button(recipe, shop, next(orders))
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(2))
 def test_whatever_happens_after_a_lost_response_one_payment_is_made(button, shop, part):
     """The first attempt has paid; whoever then takes one of the responses for the end pays twice."""
-    shop.meets("response is lost", *[each for each in TROUBLES[part::3] for _ in range(2)])
+    shop.meets("response is lost", *[each for each in TROUBLES[part::2] for _ in range(2)])
     button.press_until_paid()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_any_troubles_in_any_order_end_in_one_payment(button, shop, seed):
-    shop.meets(*random.Random(seed).choices(TROUBLES, k=8))
+def test_any_troubles_in_any_order_end_in_one_payment(button, shop):
+    shop.meets(*random.Random(button.recipe.name).choices(TROUBLES, k=8))
     button.press_until_paid()
     assert button.press()[0] == "done"  # and one press more
     assert len(shop.payments()) == 1
@@ -128,8 +127,8 @@ def test_a_client_that_is_killed_in_the_middle_comes_back_with_its_key(button, s
 
 @pytest.mark.parametrize("recipe", ["requests.", "curl", KEEP], indirect=True)  # tabs share no files
 def test_programs_that_begin_at_the_same_moment_have_one_key(button, shop):
-    others = [Recipe(button.recipe.name, button.recipe.folder) for _ in range(5)]
-    for order in (next(orders) for _ in range(3)):
+    others = [Recipe(button.recipe.name, button.recipe.folder) for _ in range(3)]
+    for order in (next(orders) for _ in range(2)):
         together = [Button(each, shop, order) for each in (button.recipe, *others)]
         for each in together:
             each.begin()
@@ -155,6 +154,6 @@ def test_what_is_too_old_is_not_sent_again(button, shop, age):
     button.press()
     shop.meets()
     button.grow_old(age)
-    shop.forget_all()
+    shop.sql("DELETE FROM idempotency_record")
     assert "find out" in button.press()[0]
     assert len(shop.payments()) == 1
