@@ -58,6 +58,7 @@ class Provider:
     def charge(self) -> Any:
         if self.refuses:
             return {"refused": True}, self.refuses
+        request.get_data()  # or werkzeug waits for the rest of it before it hangs up
         key = request.headers["Idempotency-Key"]
         if not (self.deduplicates and key in self.ledger):
             self.ledger.append(key)

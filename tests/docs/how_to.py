@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from flask import g
+from flask import Flask, g
 
 from flask_idempotency.cli import cli
-from tests.docs.pages import RECIPES, ROOT, apps
+from tests.docs.pages import RECIPES, ROOT, Block, apps, commands, looks_like
+
+
+def outputs(app: Flask, block: Block) -> Iterator[str]:
+    """Run each of the extension's commands on the block; each output is the one shown."""
+    for command, shown in commands(block.text):
+        arguments = shlex.split(command.removeprefix("flask idempotency "))
+        output = app.test_cli_runner().invoke(cli, arguments, input="y\n").output
+        assert looks_like(output, shown), f"{block.name}: {command}\n{output}"
+        yield output
 
 
 class Page:

@@ -88,11 +88,12 @@ def test_the_numbers_of_the_page_fit_each_other(conf):
     cells = [line.split("|") for line in table.splitlines() if line.startswith("| ")]
     good = {cell[3].replace("{confval}", "").strip(" `"): cell[4].strip() for cell in cells}
     shown = {name: int(text[:-2]) for name, text in good.items() if re.fullmatch(r"\d+ s", text)}
-    real = {name: int(value) for name, value in re.findall(r"(\w+_timeout)=(\d+)", connect["options"])}
-    real |= {name: settings[name] for name in ("timeout", "graceful_timeout")}
-    real |= {"pool_timeout": engine["pool_timeout"], "connect_timeout": connect["connect_timeout"]}
     attempt = IdempotentSession().timeout
-    real |= {
+    real = {
+        **{name: int(value) for name, value in re.findall(r"(\w+_timeout)=(\d+)", connect["options"])},
+        **{name: settings[name] for name in ("timeout", "graceful_timeout")},
+        "pool_timeout": engine["pool_timeout"],
+        "connect_timeout": connect["connect_timeout"],
         "tcp_user_timeout": connect["tcp_user_timeout"] / 1000,
         "IDEMPOTENCY_LEASE": Settings.lease,
         "timeout` of [our sessions](clients.md)": attempt,

@@ -28,7 +28,9 @@ from tests.docs.pages import ROOT
 PUBLIC = flask_idempotency.__all__
 PROBLEMS = {(str(p.status), p.type, p.__name__) for p in Problem.__subclasses__()}
 SIGNALS = [name for name in PUBLIC if isinstance(getattr(flask_idempotency, name), blinker.NamedSignal)]
-OUTCOMES = str(Event.__doc__).partition(":param outcome:")[2].partition(":param")[0]
+OUTCOMES = re.findall(r":param outcome:(.*?):param", str(Event.__doc__), re.DOTALL)[0]
+OUTCOMES = re.findall(r"\"(\w+)\"", OUTCOMES)
+STATUSES, TIMEOUT = {str(status) for status in NOT_STORED}, {str(TIMEOUT_SECONDS)}
 ATTRIBUTES = {field.name for field in dataclasses.fields(Event)} - NOT_ATTRIBUTES
 DEADLINE = {str(IdempotentSession.deadline)}
 CALLERS = "example/recipes/callers.md"
@@ -77,29 +79,17 @@ HELP = r"^### ([\w-]+)\n\n```\{command\} \1\n```$"
     ("page", "listed", "real"),
     [
         pytest.param("docs/http.md", rows(PROBLEM_ROW), PROBLEMS, id="problems"),
-        (
-            "docs/http.md",
-            after("below 500 is stored, except", ".", r"\b4\d\d\b"),
-            {str(status) for status in NOT_STORED},
-        ),
+        ("docs/http.md", after("below 500 is stored, except", ".", r"\b4\d\d\b"), STATUSES),
         ("docs/http.md", named_headers, NEVER_STORED - {TRACEPARENT}),
         ("docs/monitoring.md", rows(r"^\| `idempotency\.(\w+)` \|"), ATTRIBUTES),
-        (
-            "docs/monitoring.md",
-            after("`idempotency.outcome` | ", "\n", r"`(\w+)`"),
-            re.findall(r"\"(\w+)\"", OUTCOMES),
-        ),
+        ("docs/monitoring.md", after("`idempotency.outcome` | ", "\n", r"`(\w+)`"), OUTCOMES),
         ("docs/api.md", rows(r"^\.\. py:data:: ((?:operation|store)_\w+)"), SIGNALS),
         ("docs/api.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), STATES),
         ("docs/api.md", public_names, PUBLIC),
         ("docs/api.md", rows(HELP), cli.commands),
         ("docs/pictures/states.svg", states_drawn, STATES),
         ("docs/configuration.md", options_of_run, RunOptions.__annotations__),
-        (
-            "docs/go-live.md",
-            after("**Time-outs** are ", " for a reply", r"[\d.]+"),
-            {str(TIMEOUT_SECONDS)},
-        ),
+        ("docs/go-live.md", after("**Time-outs** are ", " for a reply", r"[\d.]+"), TIMEOUT),
         (CALLERS, after("remember a key for ", " hours", r"\d+"), {f"{Settings.ttl / 3600:g}"}),
         ("docs/clients.md", after("The deadline, ", " seconds", r"\d+"), DEADLINE),
         (CALLERS, after("name, deadline=", ")", r"\d+"), DEADLINE),

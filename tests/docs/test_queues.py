@@ -94,9 +94,9 @@ def test_the_tasks_pass_the_test_of_consumers(modules, module):
     task, shop = modules(module).invoice, modules("shop")
     for order, crash in enumerate(every_crash(shop.app)):
         with crash:
-            call = partial(task, "alice", order)
-            count = lambda: shop.db.session.query(shop.Invoice).count()  # noqa: E731
-            assert_idempotent_call(shop.app, call, effects=count)
+            assert_idempotent_call(
+                shop.app, partial(task, "alice", order), effects=partial(invoices, shop)
+            )
 
 
 def test_rq_s_command_runs_the_job_and_its_retries(modules, tmp_path):

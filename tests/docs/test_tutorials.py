@@ -8,17 +8,19 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import servers
 from tests import curl
-from tests.docs.pages import RECIPES, ROOT, blocks, commands, looks_like
+from tests.docs.pages import RECIPES, ROOT, Block, blocks, commands, looks_like
 from tests.waiting import wait_until
 
 # As if it were installed, whether or not it is.
 PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_flask_idempotency"}
+INHERITED = "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR"
 
 
 class Shell:
@@ -27,13 +29,11 @@ class Shell:
     Their environment is a reader's, not that of the test run: ``CI`` alone changes what pytest shows.
     """
 
-    INHERITED = "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR"
-
     def __init__(self, folder: Path, *, port: str, **environment: str) -> None:
         self._folder, self._port = folder, int(port)
         with_curl = curl.path_with(curl.kinds()[0], folder)
         self._environment = {
-            **{name: os.environ[name] for name in self.INHERITED if name in os.environ},
+            **{name: os.environ[name] for name in INHERITED if name in os.environ},
             "PYTHONPATH": str(ROOT),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{with_curl}",
             "no_proxy": "*",
@@ -49,7 +49,7 @@ class Shell:
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=60,
+            timeout=100,
             check=False,
         )
         return done.stdout.decode()
@@ -77,67 +77,76 @@ class Shell:
             self._server.wait(10)
 
 
-@pytest.mark.parametrize(
-    ("page", "on_servers"),
-    [("tutorial", False), ("tutorial", True), ("testing", False)],
-    ids=["tutorial", "tutorial on servers", "testing"],
-)
-def test_a_tutorial_shows_what_is_answered(page, on_servers, request, tmp_path):
-    environment = dict(PLUGIN) if page == "testing" else {}
-    if on_servers:
+def write_file(block: Block, folder: Path) -> bool:
+    """Write or continue the file that the block is, if it is one."""
+    kind, _, name = block.mark.partition(": ")
+    if kind in {"file", "append"}:
+        with (folder / name).open("a" if kind == "append" else "w", encoding="utf-8") as file:
+            file.write("\n\n" * (kind == "append") + block.text)
+    return kind in {"file", "append"}
+
+
+@pytest.mark.parametrize("page", ["tutorial", "tutorial on servers", "testing"])
+def test_a_tutorial_shows_what_is_answered(page, request, tmp_path):
+    environment, typed = dict(PLUGIN) if page == "testing" else {}, {""}
+    if page == "tutorial on servers":
         environment = {
             "FLASK_SQLALCHEMY_DATABASE_URI": request.getfixturevalue("postgres").database("docs_typed"),
             "FLASK_IDEMPOTENCY_STORE": "hybrid",
             "FLASK_IDEMPOTENCY_REDIS_URL": request.getfixturevalue("redis_server").url,
         }
+        typed = {"on servers"}
     port = str(servers.free_port())
     shell = Shell(tmp_path, port=port, **environment)
     request.addfinalizer(shell.close)
-    for block in blocks(ROOT / f"docs/{page}.md", "python", "bash", "console"):
-        kind, _, name = block.mark.partition(": ")
-        text = block.text.replace(":5001", f":{port}")
-        if kind in {"file", "append"}:
-            with (tmp_path / name).open("a" if kind == "append" else "w", encoding="utf-8") as file:
-                file.write("\n\n" * (kind == "append") + text)
-        elif kind == "server":
-            shell.serve(text.replace("5001", port))
-        elif kind != "not run" and (kind != "on servers" or environment):
-            for command, shown in commands(text):
+    for shown_block in blocks(ROOT / f"docs/{page.split()[0]}.md", "python", "bash", "console"):
+        block = replace(shown_block, text=shown_block.text.replace("5001", port))
+        if not write_file(block, tmp_path) and block.mark == "server":
+            shell.serve(block.text)
+        elif block.mark in typed:
+            for command, shown in commands(block.text):
                 answer = shell.type(command)
                 assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
 
 
 ASSISTANTS = RECIPES / "assistants.md"
+MISTAKES = {
+    "@idempotent\n": "",
+    "scope=lambda: g.account)": "scope=None)",
+    "db.session.commit()  #": "db.session.flush(); db.engine.raw_connection().commit()  #",
+    'operation.derive_key("charge")': "str(operation.attempt)",
+    "amount, atomic=True": "amount",
+}
+IN_EACH_FOLDER = """
+import os, pathlib, pytest, flask_idempotency.testing, flask_sqlalchemy
+for folder in sorted(pathlib.Path.cwd().iterdir()):
+    if not os.fork():
+        os.chdir(folder)
+        code = pytest.main(["-qx", "-p", "no:cacheprovider", "test_shop.py"])
+        print(folder.name, int(code), flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
-@pytest.mark.parametrize(
-    ("protected", "mistake"),
-    [
-        ("", ""),
-        ("@idempotent\n", ""),
-        ("scope=lambda: g.account)", "scope=None)"),
-        ("db.session.commit()  #", "db.session.flush(); db.engine.raw_connection().commit()  #"),
-        ('operation.derive_key("charge")', "str(operation.attempt)"),
-        ("amount, atomic=True", "amount"),
-    ],
-)
-def test_the_test_for_assistants_passes_and_fails_for_each_mistake_that_it_is_for(
-    tmp_path, protected, mistake
-):
+def test_the_test_for_assistants_passes(tmp_path):
     for block in blocks(ASSISTANTS, "python"):
-        kind, _, name = block.mark.partition(": ")
-        if kind in {"file", "append"}:
-            with (tmp_path / name).open("a", encoding="utf-8") as file:
-                file.write("\n\n" * (kind == "append") + block.text)
-    shop = tmp_path / "shop.py"
-    text = shop.read_text(encoding="utf-8")
-    assert not protected or text.count(protected) == 1
-    shop.write_text(text.replace(protected, mistake) if protected else text, encoding="utf-8")
-    shell = Shell(tmp_path, port="0", **PLUGIN)
-    answer = shell.type("pytest -q --tb=line -p no:cacheprovider test_shop.py")
+        write_file(block, tmp_path)
     [block] = [block for block in blocks(ASSISTANTS, "console") if not block.mark]
-    [(_, shown)] = commands(block.text)
-    if protected:
-        assert re.search(r"(?m)^\d failed", answer)
-    else:
-        assert looks_like(answer, shown)
+    [(command, shown)] = commands(block.text)
+    answer = Shell(tmp_path, port="0", **PLUGIN).type(f"{command} -p no:cacheprovider")
+    assert looks_like(answer, shown)
+
+
+def test_the_test_for_assistants_fails_for_each_mistake_that_it_is_for(tmp_path):
+    for number, (right, wrong) in enumerate(MISTAKES.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for block in blocks(ASSISTANTS, "python"):
+            write_file(block, folder)
+        shop = folder / "shop.py"
+        text = shop.read_text(encoding="utf-8")
+        assert text.count(right) == 1
+        shop.write_text(text.replace(right, wrong), encoding="utf-8")
+    answer = Shell(tmp_path, port="0", PROGRAM=IN_EACH_FOLDER, **PLUGIN).type('python -c "$PROGRAM"')
+    assert re.findall(r"(?m)^(\d) (\d)$", answer) == [(str(n), "1") for n in range(5)], answer
