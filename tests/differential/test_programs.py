@@ -21,20 +21,31 @@ from tests.differential.comparison import Twins, normal
 from tests.differential.manuals import OF_DRIVER
 from tests.differential.steps import COMMIT, ROLLBACK, Program, do
 from tests.differential.verdicts import is_on_the_page
+from tests.drivers import each_unless_named
 
 PROGRAMS = 100
 
 
-@pytest.fixture(scope="module", params=["psycopg2", "psycopg"])
-def twins(request: pytest.FixtureRequest, databases: Databases, quiet: None) -> Iterator[Twins]:
+@pytest.fixture(scope="module")
+def both(databases: Databases, quiet: None) -> Iterator[dict[str, Twins]]:
     """The applications that all programs run in, with each driver."""
-    twins = Twins(databases, request.param)
-    yield twins
-    twins.close()
+    made = {driver: Twins(databases, driver) for driver in ("psycopg2", "psycopg")}
+    yield made
+    for twins in made.values():
+        twins.close()
 
 
-def test_a_read_that_writes_is_no_read(databases: Databases, quiet: None, driver: str) -> None:
-    twins = Twins(databases, driver, hidden=True)
+@pytest.fixture
+def twins(both: dict[str, Twins], driver: str) -> Twins:
+    return both[driver]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    each_unless_named(metafunc)
+
+
+def test_a_read_that_writes_is_no_read(databases: Databases, quiet: None) -> None:
+    twins = Twins(databases, "psycopg2", hidden=True)
     for program in HIDDEN.values():
         verdict = twins.compare(program)
         assert not verdict.differences, str(verdict)
@@ -55,15 +66,15 @@ OF_DRIVERS = {
 
 CHOSEN = {
     f"{driver}-{name}": (driver, program, expected)
+    for driver in ("psycopg2", "psycopg")
     for expected, programs in {"equal": EQUAL, "equal or refused": EITHER, "refused": REFUSED}.items()
     for name, program in programs.items()
-    for driver in ("psycopg2", "psycopg")
     if driver == "psycopg2" or program.before or program.kinds & OF_DRIVERS
 }
 
 
 @pytest.mark.parametrize(
-    ("twins", "program", "expected"), CHOSEN.values(), ids=CHOSEN, indirect=["twins"]
+    ("driver", "program", "expected"), CHOSEN.values(), ids=CHOSEN, indirect=["driver"]
 )
 def test_a_chosen_program_is_equal_or_refused(twins: Twins, program: Program, expected: str) -> None:
     verdict = twins.compare(program)
