@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.databases import Databases
-from tests.differential.harness import Case, Laboratory, Outcome
+from tests.differential.harness import Case, Laboratory
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +30,12 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def run_pair(laboratory: Laboratory, driver: str) -> Callable[[Case, str], Outcome]:
-    """Runs a case with a store in a plain and a protected application."""
-    laboratory.driver = driver
-    return laboratory.run_pair
+def hold(laboratory: Laboratory, driver: str) -> Callable[[Case], None]:
+    """Runs a case in a plain and a protected application, and holds it against its verdict."""
 
-
-@pytest.fixture
-def hold(run_pair: Callable[[Case, str], Outcome]) -> Callable[[Case, str], Outcome]:
-    """Runs a case and holds it against its verdict."""
-
-    def check(case: Case, store: str) -> Outcome:
-        outcome = run_pair(case, store)
-        assert outcome.problems == [], "\n".join([case.name, *outcome.problems])
-        return outcome
+    def check(case: Case) -> None:
+        laboratory.driver = driver
+        problems = laboratory.run_pair(case).problems
+        assert problems == [], "\n".join([case.name, *problems])
 
     return check

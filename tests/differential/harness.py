@@ -62,7 +62,6 @@ class Case:
     engine_options: dict[str, Any] | None = None
     pool: int = 1
     expect: Verdict = EQUAL
-    stores: tuple[str, ...] = ("postgres",)
     atomic: bool = True
     status: int | None = 201
     events: bool = True
@@ -101,7 +100,6 @@ class Outcome:
     """A case in both applications."""
 
     case: Case
-    store: str
     plain: Observation
     protected: Observation
 
@@ -197,7 +195,7 @@ class Family:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options: dict[str, Any] = {"stores": ("postgres",), **options}
+        self.options = options
         self.cases: list[Case] = []
 
     def __call__(self, **options: Any) -> Callable[[View], View]:
@@ -211,12 +209,11 @@ class Family:
         """Make a case of a view that serves in several."""
         self.cases.append(Case(name, view, **{**self.options, **options}))
 
-    def in_every_store(self) -> Any:
-        """The parameters ``case`` and ``store`` of a test."""
-        pairs = [(case, store) for case in self.cases for store in case.stores]
-        names = [f"{case.name}, {store}" for case, store in pairs]
+    def each(self) -> Any:
+        """The parameter ``case`` of a test."""
+        names = [case.name for case in self.cases]
         assert len(set(names)) == len(names), "two cases have one name"
-        return pytest.mark.parametrize(("case", "store"), pairs, ids=names)
+        return pytest.mark.parametrize("case", self.cases, ids=names)
 
 
 class Laboratory:
@@ -228,13 +225,13 @@ class Laboratory:
         """SQLAlchemy's name of the driver of all applications that are asked for from now on."""
         self._pairs: dict[Any, tuple[World, World]] = {}
 
-    def run_pair(self, case: Case, store: str) -> Outcome:
+    def run_pair(self, case: Case) -> Outcome:
         """The case in both applications, which then wait for the next case of their kind."""
-        kind = (store, self.driver, *case.application)
-        pair = self._pairs.pop(kind, None) or self._make(case, store)
+        kind = (self.driver, *case.application)
+        pair = self._pairs.pop(kind, None) or self._make(case)
         outcome = None
         try:
-            outcome = Outcome(case, store, observe(pair[0], case), observe(pair[1], case))
+            outcome = Outcome(case, observe(pair[0], case), observe(pair[1], case))
         finally:
             if outcome is None or any(world.engine.pool.checkedout() for world in pair):
                 self._discard(pair)  # who knows what is open
@@ -251,7 +248,7 @@ class Laboratory:
         while self._pairs:
             self._discard(self._pairs.popitem()[1])
 
-    def _make(self, case: Case, store: str) -> tuple[World, World]:
+    def _make(self, case: Case) -> tuple[World, World]:
         plain, protected = (
             World(self._databases.take(), self.driver, case, protected=protected)
             for protected in (False, True)

@@ -239,12 +239,12 @@ leased.add("a write before the view", pay, before=lambda world: world.audit("bef
 
 
 @EACH
-@family.in_every_store()
-def test_a_view_is_as_without_us_or_differs_by_design(hold, case, store, driver):
+@family.each()
+def test_a_view_is_as_without_us_or_differs_by_design(hold, case, driver):
     if driver == "psycopg2" or "factory" not in str(case.engine_options):  # psycopg has none of those
-        hold(case, store)
+        hold(case)
 
 
-@leased.in_every_store()
-def test_a_view_that_is_not_atomic_is_as_without_us(hold, case, store):
-    hold(case, store)
+@leased.each()
+def test_a_view_that_is_not_atomic_is_as_without_us(hold, case):
+    hold(case)

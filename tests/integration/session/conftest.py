@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.differential.conftest import hold, laboratory, run_pair
+from tests.differential.conftest import hold, laboratory
 from tests.drivers import each_unless_named
 
-__all__ = ["hold", "laboratory", "run_pair"]
+__all__ = ["hold", "laboratory"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -197,9 +197,9 @@ for what, find in {
     family.add(f"begin_nested of {what} left open", pays, before=before, expect=NESTED, status=None)
 
 
-@family.in_every_store()
-def test_what_was_done_before_the_view_commits_with_it_or_is_undone(hold, case, store):
-    hold(case, store)
+@family.each()
+def test_what_was_done_before_the_view_commits_with_it_or_is_undone(hold, case):
+    hold(case)
 
 
 PROBLEMS = {

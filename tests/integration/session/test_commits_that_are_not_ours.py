@@ -227,9 +227,9 @@ for arranged in (writes_in_after_begin, executes_by_itself):
         family.add(f"{arranged.__name__}, {view}", do, setup=arranged, status=201)
 
 
-@family.in_every_store()
-def test_what_goes_past_the_session_is_refused_or_as_without_us(hold, case, store):
-    hold(case, store)
+@family.each()
+def test_what_goes_past_the_session_is_refused_or_as_without_us(hold, case):
+    hold(case)
 
 
 in_a_pipeline = Family(events=False, expect=Refused("pipeline"))
@@ -244,6 +244,6 @@ def a_commit_in_a_pipeline(world):
 
 
 @PSYCOPG
-@in_a_pipeline.in_every_store()
-def test_a_pipeline_of_psycopgs_around_a_commit_is_refused_by_name(hold, case, store):
-    hold(case, store)
+@in_a_pipeline.each()
+def test_a_pipeline_of_psycopgs_around_a_commit_is_refused_by_name(hold, case):
+    hold(case)

@@ -233,9 +233,9 @@ for end, status in ((pays, 201), (fails, 500)):
     family.add(f"a session kept that ends with {status}", then(keeps_the_session, end), **kept)
 
 
-@family.in_every_store()
-def test_sessions_and_engines_are_as_without_us(hold, case, store):
-    hold(case, store)
+@family.each()
+def test_sessions_and_engines_are_as_without_us(hold, case):
+    hold(case)
 
 
 # Another database.
