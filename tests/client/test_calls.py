@@ -193,6 +193,11 @@ class TestKeys:
         assert call(method, server.url, headers={"idempotency-key": '"order 7"'}).status == 201
         assert (server.keys, server.done) == (['"order 7"'] * 2, ['"order 7"'])
 
+    def test_an_answer_to_head_needs_no_end(self, call, server):
+        server.script += [written("HTTP/1.1 200 OK\r\n\r\n")]
+        assert call("HEAD", server.url, headers={"Idempotency-Key": "key-1"}).status == 200
+        assert server.keys == ["key-1"]
+
     @pytest.mark.parametrize("trouble", [drop_after, break_off])
     def test_the_key_of_an_error_can_be_passed_again(self, make_caller, server, trouble):
         server.script += [trouble] * 99

@@ -82,6 +82,13 @@ class TestSession:
                 response.content  # noqa: B018
         assert len(server.seen) == 2
 
+    def test_an_error_that_breaks_off_is_asked_for_again_even_if_the_caller_streams(
+        self, server, session
+    ):
+        server.script += [written("HTTP/1.1 422 X\r\nContent-Length: 9\r\n\r\n{}")]
+        with session.post(server.url, stream=True) as response:
+            assert was_replayed(response)
+
     def test_each_attempt_goes_through_the_mounted_adapter_and_keeps_its_signature(
         self, server, session
     ):
