@@ -5,7 +5,7 @@ import io
 from contextlib import suppress
 
 import pytest
-from flask import Flask, Request, g, request, request_started
+from flask import Request, g, request, request_started
 from gunicorn.http.errors import NoMoreData
 from werkzeug.exceptions import ClientDisconnected
 
@@ -261,43 +261,8 @@ def test_what_was_read_before_the_view_is_compared_all_the_same_or_refused(
         assert len(runs) == before + (not is_gone)
 
 
-def buffered():
-    request.environ["wsgi.input"] = io.BufferedReader(request.environ["wsgi.input"])
-    return request.get_data()
-
-
 def inflated():
     request.stream = gzip.GzipFile(fileobj=request.stream)
-
-
-VIEWS = {
-    **KEPT,
-    **RAW,
-    "stream": USED_UP["stream"],
-    "values": lambda: request.values,
-    "in pieces": lambda: b"".join(iter(lambda: request.stream.read(3), b"")),
-    "an input of its own": buffered,
-    "another request": lambda: Request(request.environ).get_data(),
-}
-
-
-@CHUNKED
-@pytest.mark.parametrize("first", [None, "data", "json", "form"])
-def test_the_view_finds_at_least_what_it_would_find_without_the_extension(world, first, chunked):
-    plain = Flask("plain")
-    for app in plain, world.app:
-        if first:
-            app.before_request(lambda: (KEPT[first](), None)[1])
-        for name, view in VIEWS.items():
-            show = lambda view=view: repr(view())  # noqa: E731
-            app.post(f"/{name}", endpoint=name)(show if app is plain else idempotent(show))
-    for name in VIEWS:
-        for kind, body in BODIES.items():
-            sent = {"path": f"/{name}", "key": kind[:19], "chunked": chunked, "kind": kind}
-            ours = send(world, body, **sent)
-            plains = send(type(world)(plain, None, None, None, ""), body, **sent)
-            found_nothing = plains.text in ("b''", "None")
-            assert ours.text == plains.text or (first and found_nothing), (name, kind)
 
 
 def inflated_input():
@@ -438,14 +403,3 @@ def test_a_form_is_compared_by_its_parts(app, compare, is_read_before):
     same = compare(read)
     for first, again, is_same in FORM_CHANGES:
         assert same(first, again) == is_same, again
-
-
-@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=x", FORM])
-def test_a_form_that_cannot_be_read_is_compared_by_its_bytes(app, world, add_view, kind):
-    """Werkzeug finds it empty. An old one refuses to read it, with us as without us."""
-    add_view(world)
-    app.post("/plain")(lambda: {"form": request.form})
-    one, two = sent("a=\udce4", kind), sent("a=\udce4&b=\udcf6", kind)  # not UTF-8
-    is_read = world.post("/plain", **one).status_code == 200
-    expected = [201, 422] if is_read else [413, 413]
-    assert [world.post(**each).status_code for each in (one, two)] == expected

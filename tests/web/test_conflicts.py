@@ -10,20 +10,12 @@ from flask_idempotency import Retryable, current_operation, idempotent
 from tests.log import ours
 
 
-@pytest.fixture(scope="module")
-def own_postgres():
-    """A server that a test may stop; it runs again at the beginning of the next."""
-    with servers.Postgres(fsync=False) as server:
-        yield server
-
-
 @pytest.fixture
-def stoppable(own_postgres, make_world):
-    def make(**config):
-        own_postgres.start()
-        return make_world(SQLALCHEMY_DATABASE_URI=own_postgres.database("shop"), **config)
-
-    return make
+def proxy(postgres):
+    """Its ``lose()`` loses the database, until it accepts again."""
+    with servers.FaultProxy(postgres.database("lost")) as proxy:
+        proxy.lose = lambda: (proxy.refuse(), proxy.cut())
+        yield proxy
 
 
 def asking(world, stop):
@@ -61,10 +53,10 @@ LOST = {
 
 @pytest.mark.parametrize("lost", LOST)
 def test_a_lost_database_is_told_once_whenever_it_is_lost(
-    own_postgres, stoppable, assert_problem, caplog, heard, lost
+    make_world, proxy, assert_problem, caplog, heard, lost
 ):
-    world = stoppable()
-    view = LOST[lost](world, own_postgres.stop)
+    world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
+    view = LOST[lost](world, proxy.lose)
     world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
     assert_problem(world.post(), 503, "store-unavailable", retry=True)
     (line,) = ours(caplog, logging.ERROR)
@@ -77,14 +69,12 @@ def test_a_lost_database_is_told_once_whenever_it_is_lost(
     assert failure.operation == outcome.operation == line.operation == name
     assert line.error == "StoreUnavailable"
     if lost.startswith("before"):
-        own_postgres.start()
+        proxy.accept()
         assert [world.post().status_code for _ in range(2)] == [200, 200]
 
 
-def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(
-    own_postgres, stoppable, caplog, heard
-):
-    world = stoppable(IDEMPOTENCY_ON_STORE_ERROR="allow")
+def test_a_lost_database_may_be_allowed_to_leave_views_unprotected(make_world, proxy, caplog, heard):
+    world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, IDEMPOTENCY_ON_STORE_ERROR="allow")
     inner, protected = idempotent(lambda: ({}, 202)), []
 
     @world.app.post("/mails")
@@ -93,7 +83,7 @@ def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(
         protected.append(bool(current_operation))
         return inner()
 
-    own_postgres.stop()
+    proxy.lose()
     assert [world.post("/mails", key="canary").status_code for _ in range(2)] == [202, 202]
     assert protected == [False, False]
     found = {(name, event.operation, event.problem) for name, event in heard}

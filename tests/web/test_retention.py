@@ -1,4 +1,4 @@
-"""How long an answer is kept, and that afterwards the key is as new."""
+"""How long an answer is kept. After that the key is as new: ``tests/contract/suite.py``."""
 
 import datetime as dt
 import itertools
@@ -8,17 +8,6 @@ import pytest
 
 from flask_idempotency.core.keys import uuid7
 from tests.stores import BOTH
-
-
-def test_after_its_time_a_key_is_as_new(world, add_view):
-    runs = add_view(world)
-    assert world.post().json["run"] == 1
-    world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 second'")
-    renewed = world.post(json={"amount": 6})
-    assert (renewed.status_code, renewed.json["run"]) == (201, 2)
-    assert world.post(json={"amount": 6}).headers["Idempotent-Replayed"] == "true"
-    assert world.post().status_code == 422
-    assert (runs, len(world.records())) == ([1, 1], 1)
 
 
 @pytest.mark.parametrize(

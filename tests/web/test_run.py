@@ -25,7 +25,6 @@ from flask_idempotency import (
     NotAtomic,
     OperationFailed,
     OperationInterrupted,
-    Retryable,
     ScopeUnknown,
     current_operation,
     idempotent,
@@ -278,20 +277,6 @@ def test_what_a_function_raises_in_a_queue_holds_it_frees_it_or_is_stored(run, e
         retry = {"on_interrupted": "retry"} if end == "held" else {}
         assert again(calls, error, **retry) == 2
         assert calls == ["first", "second"]
-
-
-@pytest.mark.usefixtures("context")
-def test_what_became_of_an_interrupted_one_may_be_found_out_or_stay_unknown(run):
-    def dies():
-        raise KeyboardInterrupt if current_operation.attempt == 1 else OperationInterrupted("silent")
-
-    run = partial(run, "key", dies, atomic=False)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    with pytest.raises(Retryable, match="The outcome is not known yet"):
-        run(on_interrupted="retry")
-    found = run(on_interrupted=lambda _operation: {"found": True})
-    assert found == run() == {"found": True}
 
 
 # Several operations at once in one request, or in one application context: each is its own.

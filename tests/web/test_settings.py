@@ -11,6 +11,8 @@ import redis.asyncio
 import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
+from flask_sqlalchemy_lite import SQLAlchemy as Lite
+from sqlalchemy.orm import DeclarativeBase, scoped_session, sessionmaker
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
 from flask_idempotency.core.errors import shown
@@ -249,3 +251,37 @@ def test_who_may_execute_statements_before_the_extension_sees_them_is_refused(na
         finally:
             sa.event.remove(target, name, listener)
     Idempotency(app, db, scope=None)  # without it
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+def plain(**options):
+    return {"session": scoped_session(sessionmaker(sa.create_engine(URI))), **options}
+
+
+NOT_SCOPED = "scoped_session over a sessionmaker"
+WRONG_SESSIONS = [
+    (None, {"session": sessionmaker(sa.create_engine(URI))}, NOT_SCOPED),
+    (None, {"session": scoped_session(sessionmaker())}, "the session's bind is None; allowed: "),
+    (None, plain(metadata=None), "metadata is None, and the tables"),
+    (None, plain(metadata=Base), r"metadata=Base.metadata\) with neither"),
+    (None, {"db": object()}, "Flask-SQLAlchemy-Lite"),
+    (Lite, plain(), "both db and session"),
+    (Lite, {"metadata": None}, r"Idempotency\(app, db, metadata=Base.metadata\)"),
+    (Lite, {"IDEMPOTENCY_BIND_KEY": "north"}, "BIND_KEY is 'north'; allowed: 'default'"),
+    (SQLAlchemy, {}, "beside Flask-SQLAlchemy, which has its own"),
+    (SQLAlchemy, {"db": SQLAlchemy(), "metadata": None}, r"call db.init_app\(app\) before"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "said"), WRONG_SESSIONS)
+def test_what_is_no_session_is_refused_with_what_is_allowed(kind, given, said):
+    app, given = Flask("shop"), dict(given)
+    app.config.update(SQLALCHEMY_ENGINES={"default": URI}, SQLALCHEMY_DATABASE_URI=URI)
+    app.config["IDEMPOTENCY_BIND_KEY"] = given.pop("IDEMPOTENCY_BIND_KEY", None)
+    if kind:
+        given.setdefault("db", kind(app))
+    with pytest.raises(ConfigurationError, match=said):
+        Idempotency(app, **{"metadata": Base.metadata, "scope": None, **given})

@@ -98,19 +98,6 @@ def test_of_many_only_as_many_wait_as_may(make_world, begin, gate, assert_proble
     assert (first.result().status_code, runs) == (201, [1])
 
 
-@KINDS
-def test_a_wait_ends_on_a_clock_that_a_test_has_stopped(
-    world, begin, gate, background, assert_problem, monkeypatch, atomic
-):
-    begin(world, wait=0.3, atomic=atomic)
-    now = time.monotonic()
-    with monkeypatch.context() as stopped:
-        stopped.setattr(time, "monotonic", lambda: now)
-        duplicate = background(world.post)
-        assert_problem(duplicate.result(PATIENCE_SECONDS), 409, "request-in-progress", retry=True)
-    gate.open()
-
-
 @pytest.mark.parametrize("few", ["connections", "threads"])
 def test_who_waits_leaves_half_of_a_small_pool_to_others(make_world, begin, gate, few):
     """Of connections; or, by default, of the eight threads that a worker of gunicorn may have."""

@@ -14,9 +14,15 @@ import flask_restx
 import pytest
 import sqlalchemy as sa
 from flask import abort, after_this_request, g, request
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, UnprocessableEntity
 
-from flask_idempotency import IdempotencyError, NotAtomic, current_operation, idempotent
+from flask_idempotency import (
+    IdempotencyError,
+    NotAtomic,
+    TransactionConflict,
+    current_operation,
+    idempotent,
+)
 from tests.log import ours, undone
 from tests.stores import on_sqlite
 from tests.web.conftest import add, is_replayed
@@ -85,7 +91,6 @@ class Way:
 
     view: str
     above: str = ""
-    above_responds: bool = False  # to an error of the view
     handler: Any = None
     handling: str = ""
     status: int = 409
@@ -127,13 +132,7 @@ def build(shop, way, **options):
 
     @wraps(pay)
     def above():
-        try:
-            response = pay()
-        except Exception:
-            if not way.above_responds:
-                raise
-            shop.db.session.rollback()
-            response = {"caught": True}
+        response = pay()
         do(shop, way.above, ABOVE)
         return response
 
@@ -193,12 +192,6 @@ WAYS = {
     "an exit in the view": (Way("write, exit!, commit"), SystemExit, "201", "1"),
     "a time-out in the view": (Way("write, run out!, commit"), OutOfTime, "201", "1"),
     "an exit before a commit above": (Way("write", above="exit!, commit"), SystemExit, "201", "1"),
-    "an exit above an error": (
-        Way("write, refuse!, commit", above="exit!", above_responds=True),
-        SystemExit,
-        "201",
-        "1",
-    ),
 }
 AUDITED = Way("write, 403", after="buy")
 SWALLOWED = Way("buy, refuse", handler=500, handling="write", status=200)
@@ -402,16 +395,25 @@ def test_a_mistake_is_logged_once_whoever_handles_it(shop, handler, mistake, cap
 # Frameworks make responses of errors in ways of their own.
 
 
-def fail(_package):
-    raise Refused
+def fail(_package, error=Refused):
+    raise error
 
 
-# What the views of each abort with. All but Flask-RESTful have a handler for an error.
+def invalid(_package):
+    """As webargs and flask-smorest raise what marshmallow has found."""
+    error = UnprocessableEntity()
+    error.data = {"messages": {"json": {"amount": ["Not a number."]}}}
+    raise error
+
+
+# What the views of each end with. All but Flask-RESTful have a handler for an error.
 FRAMEWORKS = {"restful": flask_restful, "restx": flask_restx}
 ENDS = {
     "returns": (lambda _package: {}, 200),
-    "aborts": (lambda package: package.abort(409), 409),
+    "aborts": (lambda package: package.abort(409, message="no", number=7), 409),
     "rejects": (lambda package: package.abort(403), 403),
+    "is invalid": (invalid, 422),
+    "lacks a field": (lambda _package: request.form["missing"], 400),
     "is handled": (fail, 409),
     "fails": (lambda _package: 1 // 0, 500),
 }
@@ -423,7 +425,7 @@ ENDS = {
 @pytest.mark.parametrize(("ends", "status"), ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("propagates", [False, True])
 def test_what_a_framework_makes_of_the_views_end_is_stored_or_undoes_it(
-    make_shop, package, atomic, ends, status, propagates, caplog
+    make_shop, assert_problem, package, atomic, ends, status, propagates, caplog
 ):
     shop = make_shop(PROPAGATE_EXCEPTIONS=propagates)
     api = package.Api(shop.app)
@@ -432,17 +434,22 @@ def test_what_a_framework_makes_of_the_views_end_is_stored_or_undoes_it(
     elif ends is fail:
         status = 500  # an unknown error
 
-    def pay():
-        buy(shop)
-        return ends(package)
+    def add(path, view, *decorators):
+        members = {"post": lambda _self: view(), "method_decorators": list(decorators)}
+        api.add_resource(type(path, (package.Resource,), members), f"/{path}")
 
-    members = {"post": lambda _self: pay(), "method_decorators": [idempotent(atomic=atomic)]}
-    api.add_resource(type("Payments", (package.Resource,), members), "/payments")
+    add("payments", lambda: (buy(shop), ends(package))[1], idempotent(atomic=atomic))
+    add("plain", lambda: ends(package))
+    add("conflicts", lambda: fail(package, TransactionConflict), idempotent)
     is_stored = status != 403 and not (atomic and status == 500)
     error = Refused if ends is fail else ZeroDivisionError
     first = error if propagates and status == 500 else str(status)
     assert [sent(shop), sent(shop)] == [first, f"{status} again" if is_stored else first]
-    if is_stored and status != 500:
-        assert shop.responses[0].data == shop.responses[1].data
+    if first is not error:
+        told = [(each.data, each.content_type) for each in (shop.post("/plain"), *shop.responses)]
+        assert told == told[:1] * 3
     assert shop.count() == (1 if is_stored else 0 if atomic else 2)
     assert len(undone(caplog)) == (atomic and not is_stored)
+    assert_problem(shop.post(key=None), 400, "key-required")
+    assert_problem(shop.post(json={}), 422, "key-reused")
+    assert_problem(shop.post("/conflicts"), 503, "transaction-conflict", retry=True)

@@ -2,13 +2,18 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext, suppress
 
+import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import Retryable, StoreUnavailable, current_operation
+import servers
+from flask_idempotency import NotAtomic, Retryable, StoreUnavailable, current_operation, idempotent
 from flask_idempotency.core.errors import StepError
 from tests.conftest import PATIENCE_SECONDS
+from tests.databases import plain_dsn
+from tests.drivers import EACH
 from tests.web.leased.records import end_lease, forge, results, steps
 
 SEALED = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}
@@ -185,69 +190,224 @@ def test_what_a_step_leaves_uncommitted_or_failed_is_the_views_and_does_not_cost
     assert (provider.amounts, world.count()) == ([2, 3, 4], 2)
 
 
-@pytest.mark.parametrize("config", [SEALED])
-def test_a_result_is_encrypted_and_one_that_somebody_writes_in_plain_is_not_used(
-    world, add, provider, caplog
+FORGED = ["[" * 200_000 + "]" * 200_000, "1" * 5000, "sealed:\xff", "{"]
+PLAIN = "SealBroken: The stored step charge is not encrypted"
+UNREADABLE = [({}, each, "RecordBroken: The stored record") for each in FORGED]
+
+
+@pytest.mark.parametrize(("config", "forged", "said"), [*UNREADABLE, (SEALED, '"forged"', PLAIN)])
+def test_a_result_that_somebody_else_wrote_leaves_the_operation_open(
+    world, add, provider, caplog, config, forged, said
 ):
+    """Where there are keys, a result is encrypted, and one in plain is not used."""
+
     def view():
         result = step("charge", provider, 5, result="canary")
         retry_once()
-        return step("mail", provider, result, result="mailed")
+        return step("mail", provider, result)
 
     runs = add(view)
     world.post()
-    (sealed,) = results(world)
-    assert "canary" not in sealed
-    forge(world, '"forged"')
-    assert world.post().status_code == 500
-    assert "SealBroken: The stored step charge is not encrypted" in caplog.text
-    assert (runs, provider.amounts) == ([1], [5]), "nothing of the view is repeated"
-
-
-@pytest.mark.parametrize("forged", ["[" * 200_000 + "]" * 200_000, "1" * 5000, "sealed:\xff", "{"])
-def test_a_result_that_cannot_be_read_leaves_the_operation_open(world, add, provider, caplog, forged):
-    def view():
-        step("charge", provider, 5)
-        retry_once()
-
-    add(view)
-    world.post()
+    assert ("canary" in results(world)[0]) == (not config)
     forge(world, forged)
     assert world.post().status_code == 500
-    assert "RecordBroken: The stored record" in caplog.text
+    assert said in caplog.text
     assert [record.state for record in world.records()] == ["in_progress"]
     assert provider.amounts == [5]
+    assert len(runs) == 1 or not config
 
 
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_step_that_may_be_recorded_is_looked_up_before_it_is_done_again(
-    world, add, provider, monkeypatch, atomic
+    make_world, postgres, provider, atomic
 ):
     """The reply to its record is lost; the view swallows that, and calls it once more."""
+    with servers.FaultProxy(postgres.database("lost_reply")) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
 
-    def lose_the_reply(holder):
-        record = holder.record
+        def charge():
+            proxy.refuse()
+            proxy.lose_answer(b"COMMIT" if atomic else b"steps")
+            return provider(1)
 
-        def lost(*given):
-            monkeypatch.undo()
-            record(*given)
-            raise StoreUnavailable
+        @world.app.post("/payments")
+        @idempotent(atomic=False)
+        def view():
+            with pytest.raises(StoreUnavailable):
+                step("charge", charge, atomic=atomic)
+            proxy.accept()
+            return step("charge", charge, atomic=atomic)
 
-        monkeypatch.setattr(holder, "record", lost)
-        return holder
+        assert world.post().status_code == 200
+        assert (provider.amounts, proxy.lost) == ([1], 1)
+
+
+# ``step(..., atomic=True)``: its writes commit with it.
+
+
+def connected(world):
+    return closing(psycopg2.connect(plain_dsn(world.app.config["SQLALCHEMY_DATABASE_URI"])))
+
+
+@contextmanager
+def renewal(world):
+    """A connection with a renewal of the lease that is not committed yet."""
+    with connected(world) as connection:
+        connection.cursor().execute(
+            "update idempotency_record set lease_expires_at = lease_expires_at + interval '1 s'"
+        )
+        yield connection
+
+
+def pay(world):
+    world.db.session.add(world.Payment(amount=5))
+
+
+def fails_in_sql(world):
+    """PostgreSQL makes a rollback of the commit that follows, and says nothing."""
+    with suppress(sa.exc.DBAPIError):
+        world.db.session.execute(sa.text("select 1/0"))
+
+
+def commits(world):
+    world.db.session.commit()
+
+
+ENDS = {
+    "left to it": ([bool], None, 1),
+    "a commit": ([commits], None, 1),
+    "rolled back": ([lambda world: world.db.session.rollback()], None, 0),
+    "an error": ([commits, lambda _: {}["x"]], LookupError, 0),
+    "no JSON": ([lambda _: object()], StepError, 0),
+    "a COMMIT": ([commits, lambda world: world.db.session.execute(sa.text("COMMIT"))], NotAtomic, 0),
+    "a failed statement": ([fails_in_sql], NotAtomic, 0),
+    "a failed statement, and a commit": ([fails_in_sql, commits], NotAtomic, 0),
+}
+
+
+@EACH
+@pytest.mark.parametrize("end", ENDS)
+def test_what_it_wrote_commits_with_it_or_not_at_all(world, add, end):
+    does, error, rows = ENDS[end]
+
+    def save():
+        pay(world)
+        world.db.session.flush()
+        result = [each(world) for each in does][-1]
+        assert current_operation.connection.in_transaction()
+        assert world.count() == 0, "it is committed with the step, not before"
+        return result
 
     def view():
-        lease = current_operation.steps._lease
-        if atomic:
-            opened = lease.open_step
-            monkeypatch.setattr(lease, "open_step", lambda *given: lose_the_reply(opened(*given)))
-        else:
-            lose_the_reply(lease)
-        with pytest.raises(StoreUnavailable):
-            step("charge", provider, 1, atomic=atomic)
-        step("charge", provider, 1, atomic=atomic)
+        with pytest.raises(error) if error else nullcontext():
+            step("pay", save, atomic=True)
+        assert (world.count(), steps(world)) == (rows, [] if error else [("pay", 1)])
         return {}
 
     add(view)
     assert world.post().status_code == 201
-    assert provider.amounts == [1]
+    assert (world.count(), steps(world)) == (rows, [] if error else [("pay", 1)])
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
+def test_a_renewal_that_is_in_its_way_is_waited_for(make_world, background, level):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level})
+
+    @world.app.post("/payments")
+    @idempotent(atomic=False)
+    def view():
+        with renewal(world) as connection:
+            if current_operation.key == "waits":
+                background(lambda: (world.wait_until_blocked(), connection.commit()))
+            return {"paid": step("pay", lambda: 5, atomic=True)}, 201
+
+    assert world.post(key="waits").json == {"paid": 5}
+    assert world.post(key="in-vain").status_code == 503
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_work_that_is_not_committed_before_it_is_refused(world, add, flushed):
+    def view():
+        pay(world)
+        if flushed:
+            world.db.session.flush()
+        with pytest.raises(NotAtomic, match="commit"):
+            step("pay", dict, atomic=True)
+        world.db.session.commit()
+        return step("pay", dict, atomic=True)
+
+    add(view)
+    assert world.post().status_code == 201
+    assert (world.count(), steps(world)) == (1, [("pay", 1)])
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_steps_do_not_nest(world, add, outer, inner):
+    """The inner one would wait for the record that the outer one holds."""
+
+    def nest():
+        with pytest.raises(StepError, match="step 'inner' was called inside step 'outer'"):
+            step("inner", dict, atomic=inner)
+        if not outer:
+            current_operation.extend(30)
+        return 1
+
+    def view():
+        step("outer", nest, atomic=outer)
+        return step("inner", dict, atomic=inner)
+
+    add(view)
+    assert world.post().status_code == 201
+    assert [name for name, _ in steps(world)] == ["outer", "inner"]
+
+
+PASSING = {
+    "a lock's time-out": ["set local lock_timeout = '50ms'", "lock table idempotency_record"],
+    "a full disk": ["do $$ begin raise exception 'full' using errcode = '53100'; end $$"],
+}
+
+
+@EACH
+@pytest.mark.parametrize("statements", PASSING.values(), ids=PASSING)
+def test_an_error_that_may_pass_leaves_the_operation_interrupted(
+    world, add, assert_problem, statements
+):
+    """It was rolled back, so nothing speaks against another attempt: the charge is recorded."""
+    charges = []
+
+    def save():
+        pay(world)
+        world.db.session.flush()
+        if current_operation.attempt == 1:
+            with connected(world) as other:
+                other.cursor().execute("lock table idempotency_record in row share mode")
+                for each in statements:
+                    world.db.session.execute(sa.text(each))
+        world.db.session.commit()
+
+    def view():
+        step("charge", lambda: charges.append(1))
+        step("save", save, atomic=True)
+        return {}
+
+    add(view, on_interrupted="retry")
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert steps(world) == [("charge", 1)]
+    assert world.post().status_code == 201
+    assert (charges, world.count()) == ([1], 1)
+
+
+def test_a_step_leaves_a_transaction_that_has_only_read_open(world, add):
+    def view():
+        with world.db.session.begin():
+            world.db.session.execute(sa.text("set local app.tenant = 'a'"))
+            charged = step("charge", lambda: "charged")
+            pay(world)
+            current_operation.extend(60)
+            return [charged, world.db.session.scalar(sa.text("select current_setting('app.tenant')"))]
+
+    runs = add(view)
+    assert [world.post().json for _ in range(2)] == [["charged", "a"]] * 2
+    assert (world.count(), runs, steps(world)) == (1, [1], [("charge", 1)])

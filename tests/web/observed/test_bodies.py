@@ -10,7 +10,7 @@ import secrets
 
 import fakeredis
 import pytest
-from flask import Flask, g, request
+from flask import Flask, Request, g, request
 from flask_sqlalchemy import SQLAlchemy
 from werkzeug.exceptions import HTTPException
 from werkzeug.test import EnvironBuilder, run_wsgi_app
@@ -44,6 +44,7 @@ READERS = {
     "json": lambda: repr(request.get_json(silent=True)).encode(),
     "form": lambda: repr(sorted(request.form.items())).encode() + request.get_data(),
     "files": lambda: b"|".join(each.read() for each in request.files.values()),
+    "another request": lambda: Request(request.environ).get_data(),
     "nothing": lambda: b"nothing",
 }
 
@@ -149,6 +150,15 @@ def test_every_reader_gets_the_same(sent, body, observed, apps):
     if body == "text" and problem:
         found = {(event.would, event.problem) for event in observed()[: len(READERS)]}
         assert found == {("rejected", problem)}
+
+
+@pytest.mark.parametrize("sent", ["whole", "chunked"])
+@pytest.mark.parametrize("body", BODIES)
+def test_where_it_is_enforced_every_reader_gets_at_least_that(sent, body, apps):
+    for before, view in PAIRS[:-1]:
+        made = (apps(each, before, view, enforce=True) for each in (False, True))
+        plain, ours = (send(app, *BODIES[body], key=f"{body}-{sent}", **SENT[sent][0]) for app in made)
+        assert ours == plain or b"b''" in plain[0], f"{before}, then {view}"
 
 
 OPTIONS = {
