@@ -128,6 +128,7 @@ def test_a_story_that_fails_half_way_leaves_no_server_stopped(stage: Stage) -> N
     failed, _ = stage.play(replace(STORIES["stop-redis"], run=stops_only))
     # The other lane may still be waiting for this one when it fails.
     assert {result.error for result in failed} - {"BrokenBarrierError: "} == {"RuntimeError: half way"}
+    assert None not in [server.pid for server in stage.servers.values()]
     whole, _ = stage.play(STORIES["stop-redis"])
     assert all(result.is_as_told for result in whole)
 

@@ -61,29 +61,19 @@ class TestToolCalls:
     def pay(self, shop, amount=500, order="7") -> Any:
         return self.call(shop, "pay_order", {"order": order, "amount": amount})
 
-    @pytest.mark.usefixtures("sign_in")
-    def test_an_order_is_paid_once_however_often_the_tool_is_called(self, shop):
+    def test_an_order_is_paid_once_by_each_user_however_often_the_tool_is_called(self, shop, sign_in):
         results = [self.pay(shop) for _ in range(3)]
         assert [each.structured_content for each in results] == [{"payment": 1}] * 3
-        assert shop.count("payment") == 1
+        assert "Ask the user." in self.words(self.pay(shop, amount=900))
         assert self.pay(shop, order="8").structured_content == {"payment": 2}
-
-    def test_each_user_pays_for_themselves(self, shop, sign_in):
-        self.pay(shop)
         sign_in("bob")
-        self.pay(shop)
-        assert shop.count("payment") == 2
+        assert self.pay(shop).structured_content == {"payment": 3}
         assert self.call(shop, "count_payments", {}).structured_content == {"result": 1}
+        assert shop.count("payment") == 3
 
     def test_nobody_pays_nothing(self, shop):
         assert "Nobody is signed in." in self.words(self.pay(shop))
         assert shop.count("payment") == 0
-
-    @pytest.mark.usefixtures("sign_in")
-    def test_other_arguments_for_the_same_order_are_rejected(self, shop):
-        self.pay(shop)
-        assert "Ask the user." in self.words(self.pay(shop, amount=900))
-        assert shop.count("payment") == 1
 
     @pytest.mark.usefixtures("sign_in")
     def test_a_call_while_the_first_runs_is_told_to_wait(self, shop):

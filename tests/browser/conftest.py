@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from flask import request
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -17,6 +19,8 @@ from tests.served import served
 ROOT = "/operations"
 
 LIGHT, DARK = "light", "dark"
+
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def world(make_world: Any) -> Any:
 
 @pytest.fixture
 def interrupted(world: Any) -> str:
-    """The digits of an operation that was begun, did one step and never ended."""
+    """The path of an operation that was begun, did one step and never ended."""
 
     def work() -> None:
         current_operation.step("reserve", lambda: {"ok": True})
@@ -65,15 +69,18 @@ def interrupted(world: Any) -> str:
 
     with world.app.app_context(), pytest.raises(SystemExit):
         world.idempotency.run("key-1", work, scope="alice", name="charge", atomic=False)
-    found = world.sql("select encode(key, 'hex') from idempotency_record order by created_at desc")
-    return str(found[0][0][:16])
+    return path_of(world, "charge")
 
 
 @pytest.fixture
 def completed(world: Any) -> str:
-    """The digits of an operation that has its response."""
-    found = world.sql("select encode(key, 'hex') from idempotency_record where name = 'pay'")
-    return str(found[0][0][:16])
+    """The path of an operation that has its response."""
+    return path_of(world, "pay")
+
+
+def path_of(world: Any, name: str) -> str:
+    digits = "select encode(key, 'hex') from idempotency_record where name = :name"
+    return f"{ROOT}/records/{world.sql(digits, name=name)[0][0][:16]}"
 
 
 @pytest.fixture
@@ -87,26 +94,32 @@ def scheme() -> str:
     return LIGHT
 
 
-@pytest.fixture
-def width() -> int:
-    return 1100
-
-
-@pytest.fixture
-def page(chromium: Browser, url: str, scheme: Any, width: int) -> Iterator[Page]:
-    """A page of the console. Anything on its console, and any request to elsewhere, fails the test."""
-    context = chromium.new_context(
-        base_url=url + ROOT, color_scheme=scheme, viewport={"width": width, "height": 800}
-    )
+@contextmanager
+def watched_page(chromium: Browser, url: str, expected: str, width: int, **options: Any) -> Any:
+    """A page. More on its console than ``expected``, or a request to elsewhere, fails the test."""
+    viewport = {"width": width, "height": 800}
+    context = chromium.new_context(base_url=url, viewport=viewport, **options)
     page = context.new_page()
-    page.set_default_timeout(10_000)
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda sent: sent.url.startswith(url) or said.append(sent.url))
-    page.said = said  # type: ignore[attr-defined]
-    page.url_of = lambda path: url + ROOT + path  # type: ignore[attr-defined]
+    page.said = said
     yield page
     context.close()
-    # A browser says of each refusal that it is one.
-    assert [text for text in said if not re.search(r"status of 40[0349] \(", text)] == []
+    assert [text for text in said if not re.search(expected, text)] == []
+
+
+@pytest.fixture
+def page(chromium: Browser, url: str, scheme: Any) -> Iterator[Page]:
+    """A page of the console. A browser says of each refusal that it is one."""
+    refusal = r"status of 40[0349] \("
+    with watched_page(chromium, url, refusal, 1100, color_scheme=scheme) as page:
+        page.set_default_timeout(10_000)
+        yield page
+
+
+def assert_no_faults(page: Page) -> None:
+    """None that axe finds."""
+    faults = Axe().run(page, options=RULES).response["violations"]
+    assert [(page.url, fault["id"], fault["nodes"][0]["html"]) for fault in faults] == []

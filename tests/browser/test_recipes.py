@@ -61,7 +61,7 @@ def press(*tabs: Page, order: int = 7) -> list[str]:
 
 def test_tabs_that_begin_at_the_same_moment_have_one_key(context, shop):
     tabs = [tab(context), tab(context)]
-    for order in range(10):
+    for order in range(5):
         shop.keys.clear()
         assert press(*tabs, order=order) == ["done", "done"]
         assert len(set(shop.keys)) == 1

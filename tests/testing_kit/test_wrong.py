@@ -113,6 +113,10 @@ def user():
     return request.headers.get("X-User")
 
 
+def amount():
+    return request.get_json()["amount"]
+
+
 def attempt():
     return current_operation.attempt
 
@@ -143,7 +147,11 @@ WRONG = {
         ["a retry got 200", "A run() in the view replays", "assert_idempotent_call(app, call)"],
     ),
     # The key, the scope and the fingerprint.
-    "one scope": (view(), {**ALICE, "other": BOB}, ["taken for the first one", "share their keys"]),
+    "one scope": (
+        view(),
+        {"headers": {"Idempotency-Key": "mine"}, "other": BOB},
+        ["taken for the first one", "share their keys"],
+    ),
     "no amount": (view(fingerprint=["/currency"]), {}, ["was not rejected", "route's fingerprint"]),
     "chance": (view(fingerprint=lambda: os.urandom(8)), {}, ["duplicate got 422", "a random number"]),
     "half an identity": (
@@ -180,6 +188,11 @@ WRONG = {
         view(before=Shop.charge),
         ALL,
         ["charges changed by +4, not by +1", "before_request, after_request and teardown"],
+    ),
+    "before a changed request": (
+        then(Shop.charge, Shop.pay, before=lambda shop: shop.charge() if amount() == 6 else None),
+        ALL,
+        [f"after a changed request with the same key{TWICE}"],
     ),
     "a rejected response": (
         then(Shop.charge, lambda _: ({}, 202), store=lambda response: response.status_code != 202),
