@@ -174,6 +174,7 @@ def test_asking_changes_nothing_and_nothing_is_done_for_another_site(world, brow
     for action in ACTIONS:
         assert "Finished: reserve." in browser.text(f"/records/{interrupted}/{action}")
         assert browser.act(interrupted, action, site="same-site").status_code == 403
+        assert browser.act(interrupted, action, seen=None).status_code == 409, "of no page at all"
     for action in "delete", "nonsense":
         assert browser.get(f"/records/{interrupted}/{action}").status_code == 404
         assert browser.post(f"/records/{interrupted}/{action}").status_code == 404
