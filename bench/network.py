@@ -118,10 +118,10 @@ class Link:
     def _receive(self) -> None:
         """Take what the client sends; it is due at the server after the delay."""
         while data := self._client.recv(65536):
-            self._waiting.put((time.monotonic() + self._delay, data))
-            if self._answered:
+            if self._answered:  # before it is sent on: the reply may be here at once
                 self._answered = False
                 self.round_trips += 1
+            self._waiting.put((time.monotonic() + self._delay, data))
         self._waiting.put((0.0, b""))
 
     def _send(self) -> None:
