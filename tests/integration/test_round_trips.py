@@ -29,7 +29,8 @@ def network(postgres, redis_server):
 def count(make_world, postgres, network, redis_server, store, add_view, gate):
     """A function that counts the messages of a request to an application: Postgres, Redis."""
     database = postgres.database(f"trips_{os.urandom(3).hex()}")
-    redis = {"IDEMPOTENCY_REDIS_URL": network.through(redis_server.url)} if store == "hybrid" else {}
+    patient = f"{network.through(redis_server.url)}?socket_timeout=10&socket_connect_timeout=10"
+    redis = {"IDEMPOTENCY_REDIS_URL": patient} if store == "hybrid" else {}
     world = make_world(SQLALCHEMY_DATABASE_URI=network.through(database), **redis)
 
     def pay():
