@@ -42,9 +42,11 @@ FIRST = "idempotency_first"
 """The savepoint that is made behind the row's lock, in the same message, for the first unit."""
 
 
+CHECK_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
+
 CHECK = [
     "SAVEPOINT idempotency_check",
-    "SET CONSTRAINTS ALL IMMEDIATE",
+    CHECK_NOW,
     "ROLLBACK TO idempotency_check",
 ]
 """Every deferred check now, as in a COMMIT; what is deferred stays so."""
@@ -362,6 +364,8 @@ class OperationTransaction:
 
     def commit(self, text: str, values: dict[str, Any]) -> None:
         """Send the last message, with what waits in front of it, and commit."""
+        if self.deferred:  # before PostgreSQL 18 a trigger runs as the role that COMMIT finds: ours
+            self._waiting.append(CHECK_NOW)
         root: Any = self.connection.get_transaction()
         self._last = lambda: self.raw.commit(text, values, self._waiting)
         try:
