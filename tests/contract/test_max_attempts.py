@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from flask_idempotency import (
-    ConfigurationError,
     OperationInterrupted,
     RequestInProgress,
     Retryable,
@@ -172,10 +171,3 @@ def test_a_worker_that_is_killed_in_each_attempt_dies_so_often(shop, store, redi
     os.close(said)
     with os.fdopen(attempts, "rb") as ran:
         assert [*ran.read()] == list(range(1, MOST + 1))
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", 10_001])
-def test_a_wrong_number_is_named(tmp_path, wrong):
-    shop = Shop("sql", f"sqlite:///{tmp_path}/shop.db", "")
-    with pytest.raises(ConfigurationError, match="max_attempts is .*an integer from 1 to 10000"):
-        shop.view(dict, max_attempts=wrong)

@@ -130,13 +130,6 @@ def test_many_at_once_run_once_for_each_key(shop, keys):
     assert shop.count() == keys
 
 
-def test_a_duplicate_is_refused_while_the_first_runs(shop):
-    def duplicates():
-        assert [shop.post(json=body).status_code for body in ({}, {"other": 1})] == [409, 422]
-
-    shop.while_it_runs(duplicates)
-
-
 @pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
 @pytest.mark.parametrize(
     ("raises", "options"),
@@ -234,10 +227,3 @@ def test_redis_refuses_to_be_atomic(shop):
         shop.post()
     with shop.app.app_context(), pytest.raises(ConfigurationError, match="cannot be"):
         shop.idempotency.run("key", dict, name="x")
-
-
-@pytest.mark.parametrize("wrong", [object(), "mysql", 5, dict])
-def test_what_is_no_store_is_named(tmp_path, wrong):
-    allowed = "IDEMPOTENCY_STORE is .*; allowed: 'hybrid', 'postgres', 'redis' or 'sql'"
-    with pytest.raises(ConfigurationError, match=allowed):
-        Shop(wrong, f"sqlite:///{tmp_path}/shop.db", "")

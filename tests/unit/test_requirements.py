@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from tests.unit.test_architecture import FILES, imports
+
 ROOT = Path(__file__).parents[2]
-OURS = {"flask_idempotency", "pytest_flask_idempotency"}
-CALLED_OTHERWISE = {
-    "opentelemetry": "opentelemetry-api",
-    "psycopg2": "psycopg2-binary",
-}
+CALLED_OTHERWISE = {"opentelemetry": "opentelemetry-api", "psycopg2": "psycopg2-binary"}
+FOR_TYPES = {"typing_extensions"}
 
 _setup = configparser.ConfigParser()
 _setup.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -36,49 +33,25 @@ def names(*extras: str) -> set[str]:
     return {one.name.lower() for extra in (None, *extras) for one in required(extra)}
 
 
-def imported(path: Path) -> set[str]:
-    """The distributions that a file imports when it runs, named as in ``setup.cfg``."""
-    modules = {name.split(".")[0] for name in _imports(ast.parse(path.read_text(encoding="utf-8")))}
-    foreign = {name.replace("_", "-") for name in modules - sys.stdlib_module_names - OURS}
-    return {CALLED_OTHERWISE.get(name, name) for name in foreign}
-
-
-def _imports(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-            return
-        case ast.Import(names=aliases):
-            yield from (alias.name for alias in aliases)
-        case ast.ImportFrom(module=str(module), level=0):
-            yield module
-        case ast.Call(func=ast.Name(id="import_module"), args=[ast.Constant(value=str(module))]):
-            yield module
-    for child in ast.iter_child_nodes(node):
-        yield from _imports(child)
-
-
 EXTRAS = {
-    "client/new_keys.py": "requests",
-    "client/session.py": "requests",
-    "client/transport.py": "httpx",
-    "drivers/psycopg.py": "psycopg",
-    "stores/sealing.py": "encryption",
-    "web/views.py": "async",
-    "integrations/opentelemetry.py": "opentelemetry",
-    "integrations/prometheus.py": "prometheus",
-    "integrations/wtf.py": "wtf",
+    "client.new_keys": "requests",
+    "client.session": "requests",
+    "client.transport": "httpx",
+    "drivers.psycopg": "psycopg",
+    "stores.sealing": "encryption",
+    "web.views": "async",
+    "integrations.opentelemetry": "opentelemetry",
+    "integrations.prometheus": "prometheus",
+    "integrations.wtf": "wtf",
 }
 """The modules that need an extra, and which."""
 
 
 def test_the_package_imports_what_it_requires():
-    package = ROOT / "flask_idempotency"
-    missing = {
-        path.name: imported(path) - names(*filter(None, [EXTRAS.get(str(path.relative_to(package)))]))
-        for path in package.rglob("*.py")
-    }
-    assert {name: what for name, what in missing.items() if what} == {}
-    assert imported(ROOT / "pytest_flask_idempotency.py") <= names("testing")
+    for name in FILES:
+        foreign = imports(name)[1] - sys.stdlib_module_names - FOR_TYPES
+        imported = {CALLED_OTHERWISE.get(each, each.replace("_", "-")) for each in foreign}
+        assert imported <= names(*filter(None, [EXTRAS.get(name)])), name
 
 
 def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():

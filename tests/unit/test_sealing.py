@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import sys
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.core.errors import ConfigurationError, RecordBroken, SealBroken
+from flask_idempotency.core.errors import ConfigurationError, RecordBroken
 from flask_idempotency.stores.sealing import Sealed
 
 OLD, NEW = b"o" * 32, bytes(range(200, 232))
@@ -35,11 +34,6 @@ def test_what_was_sealed_opens_for_its_record(plain: bytes, key: bytes) -> None:
     assert len(sealed) == len(plain) + 37
 
 
-def test_neither_response_nor_record_nor_key_can_be_read_in_what_is_sealed() -> None:
-    sealed = seal(b"4111 1111")
-    assert not any(secret in sealed for secret in (b"4111", ROW, NEW[:4]))
-
-
 def test_what_was_changed_or_moved_is_refused() -> None:
     sealed = seal(b"answer")
     changed = [sealed[:length] for length in range(len(sealed))] + [sealed + b"\0", b"answer"]
@@ -58,17 +52,6 @@ def test_the_same_response_is_never_sealed_alike() -> None:
     assert len(nonces) == 100
 
 
-def test_the_newest_key_seals_and_older_ones_still_open() -> None:
-    before, rotated = Sealed([OLD]), Sealed([NEW, OLD])
-    assert opened(seal(b"old", by=before), by=rotated) == b"old"
-    assert opened(seal(b"new", by=rotated)) == b"new"
-
-
-def test_a_response_under_a_key_taken_out_says_which_setting_to_mend() -> None:
-    with pytest.raises(SealBroken, match="IDEMPOTENCY_ENCRYPTION_KEYS: put that key back"):
-        opened(seal(b"answer", by=Sealed([OLD])))
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -79,27 +62,6 @@ def test_a_response_under_a_key_taken_out_says_which_setting_to_mend() -> None:
 )
 def test_a_key_may_be_in_urlsafe_base64(key: str | bytes) -> None:
     assert opened(seal(b"answer"), by=Sealed([key])) == b"answer"
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "correct horse battery staple 123",
-        b"short-key",
-        b"n" * 31,
-        b"n" * 33,
-        "A" * 42,
-        "+/" * 21 + "A=",
-        "A" * 43 + "=\n",
-        None,
-        42424242,
-    ],
-)
-def test_anything_else_is_refused_by_its_position_and_never_shown(key: Any) -> None:
-    with pytest.raises(ConfigurationError, match="32 bytes in urlsafe base64; to make one") as it:
-        Sealed([OLD, key])
-    assert it.value.detail.startswith("IDEMPOTENCY_ENCRYPTION_KEYS[1] is not a key.")
-    assert not key or str(key) not in it.value.detail
 
 
 def test_without_cryptography_the_message_says_what_to_install(

@@ -46,7 +46,7 @@ async def find_out(_operation):
 
 YEARS, BYTES = "from 1 second to 10 years", "an integer from 0 to 1 GiB"
 WRONG = [
-    ("store", "'hybrid'", ["mysql", "Postgres"]),
+    ("store", "'hybrid', 'postgres', 'redis' or 'sql'", ["mysql", "Postgres", object(), 5, dict]),
     ("redis_prefix", "visible ASCII", ["with space", ""]),
     ("header", "a header name", ["", "Idempotency Key", b"Idempotency-Key"]),
     ("namespace", "visible ASCII", [None, "v 1"]),
@@ -54,6 +54,7 @@ WRONG = [
     ("ttl", YEARS, [0, "3600", None, True, float("nan"), dt.timedelta(milliseconds=5), 10**5000]),
     ("refuse_old_keys", "True, False or 'require'", ["yes", 1, None]),
     ("lease", "from 1 second to 1 day", [0]),
+    ("max_attempts", "an integer from 1 to 10000", [0, -1, 1.5, True, "3", 10_001]),
     ("wait", "0 to 300 seconds", [-0.1, 301]),
     ("max_request_bytes", BYTES, [-1, "16 MiB", 1.5]),
     ("max_response_bytes", BYTES, [None]),
@@ -96,12 +97,23 @@ URLS = """
     rediss://:canary@nowhere.invalid/0?ssl_cert_reqs=canary redis://:p@canary#word@127.0.0.1:6379/0
     redis://canary:12345?a=rest@host/0 redis://canary:12345/rest@host/0 unix://canary:12345/x@/redis.sock
 """
+NO_KEYS = (
+    b"canary",
+    "canary",
+    "x" * 44,
+    b"n" * 31,
+    "A" * 42,
+    "+/" * 21 + "A=",
+    "A" * 43 + "=\n",
+    7,
+    None,
+)
 NO_KEY = "ENCRYPTION_KEYS[1] is not a key. Allowed are 32 bytes"
 WRONG_SECRETS = [
     ("REDIS_URL", "a URL", [7]),
     ("REDIS_URL", "Allowed are redis://", URLS.split()),
     ("ENCRYPTION_KEYS", "a list of keys, newest first", ["canary" * 8, b"canary" * 8, {"canary": 1}]),
-    ("ENCRYPTION_KEYS", NO_KEY, [[GOOD, each] for each in (b"canary", "canary", "x" * 44, 7, None)]),
+    ("ENCRYPTION_KEYS", NO_KEY, [[GOOD, each] for each in NO_KEYS]),
 ]
 
 
