@@ -1,122 +1,172 @@
-"""A process that is forked inside an operation has no part in it: the child's work is its own.
+"""A process that is forked inside an operation has no part in it: the child's work is its own."""
 
-Each run of cases is a process of its own: from Python 3.12 on, one with threads warns of a fork.
-"""
-
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
-from contextlib import suppress
-from itertools import product
+import warnings
 
 import pytest
 import sqlalchemy as sa
 
-from tests.drivers import with_driver
-from tests.integration.apps import forking_shop
-from tests.waiting import wait_until
+from flask_idempotency import Retryable, current_operation, idempotent
 
-LONGEST_SECONDS = 120
-"""How long a run may take. Processes that read each other's replies wait for ever."""
-
+POSTGRES = pytest.mark.parametrize(
+    ("store", "driver"), [("hybrid", "psycopg2"), ("postgres", "psycopg")], indirect=True
+)
 FREE_AFTER_SECONDS = 2.5
 """The second after which a duplicate asks for the owner, and what a busy machine adds."""
 
 MIDDLE = "NotAtomic: the view's session or connection is used where the operation is not"
 NOT_HERE = "LeaseLost: This process was forked inside the operation: it can neither end it nor tak"
 NOT_PRESENT = "RuntimeError: current_operation is only there while a view"
-
-USES = ["write", "query", "commit", "use_connection"]
-ENDS = ["exit", "sys.exit", "error", "retryable", "return"]
-ROUTES = ["atomic", "leased", "step"]
-# Routes; what the view has done when it forks; what the child does then; how it ends; what that says,
-# and how many rows it has written.
-CASES = [
-    (["atomic"], ["clean", "added", "flushed", "committed"], ["own"], ["exit"], "done", 1),
-    (["atomic"], ["clean", "committed"], ["write"], ["exit"], MIDDLE, 0),
-    (["atomic"], ["added", "flushed"], [*USES, "write_anew"], ["exit"], MIDDLE, 0),
-    (ROUTES, ["clean"], ["present"], ["exit"], NOT_PRESENT, 0),
-    (["leased"], ["clean"], ["step", "extend"], ["exit"], NOT_HERE, 0),
-    (["atomic", "step"], ["flushed"], ["run"], ["exit"], "done, done", 1),
-    (["leased"], ["committed"], ["run"], ["exit"], "done, done", 1),
-    (["atomic", "step"], ["flushed"], ["nothing"], ENDS, "done", 0),
-    # In a lease the session is the application's, with what that does.
-    (["leased"], ["added"], ["own"], ENDS, "done", 1),
-]
-SQLITE_CASES = [
-    (["atomic"], ["flushed"], USES, ["exit"], MIDDLE, 0),
-    # But not sys.exit: SQLite rolls back a connection that Python closes at the child's own end.
-    (["atomic"], ["flushed"], ["nothing"], ["exit", "error", "retryable", "return"], "done", 0),
-]
+GOES_ON = """
+    select count(*) from idempotency_record
+    where state = 'in_progress' and lease_expires_at > clock_timestamp() and steps is null
+"""
 
 
-POSTGRES = [("hybrid", "psycopg2"), ("postgres", "psycopg")]
+def write(world, *_):
+    world.db.session.add(world.Payment(amount=2))
+    world.db.session.commit()
+    return "done"
 
 
-@pytest.fixture
-def start(store, driver, databases, redis_server, tmp_path, monkeypatch):
-    """A function that starts the shop; its process and those forked in it end with the test."""
-    database = databases.take()
-    url = f"sqlite:///{tmp_path}/shop.db" if store == "sql" else with_driver(database, driver)
-    redis_url = redis_server.url if store == "hybrid" else ""
-    for name, value in ("DATABASE_URL", url), ("STORE", store), ("REDIS_URL", redis_url):
-        monkeypatch.setenv(name, value)
-    started = []
-    with (tmp_path / "log").open("w+b") as log:
-
-        def start(*cases):
-            command = [sys.executable, "-m", forking_shop.__name__, *cases]
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-            return started[-1], lambda: (tmp_path / "log").read_text().splitlines()
-
-        yield start
-    for shop in started:
-        with suppress(ProcessLookupError):
-            os.killpg(shop.pid, signal.SIGKILL)
-        shop.wait()
-    databases.give_back(database)
+def query(world, *_):
+    return world.db.session.scalar(sa.text("select current_setting('app.asked', true)"))
 
 
-def sql(statement):
-    engine = sa.create_engine(os.environ["DATABASE_URL"], poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        return connection.exec_driver_sql(statement).all()
+def own(world, *_):
+    """Work in an application context of its own."""
+    with world.app.app_context():
+        world.db.session.execute(sa.text("set local app.asked = 'by a child'"))
+        return write(world) if query(world) == "by a child" else "another's reply"
 
 
-@pytest.mark.parametrize(("store", "driver"), [*POSTGRES, ("sql", "psycopg2")], indirect=True)
-def test_a_child_has_its_own_work_and_no_part_in_the_operation(start, store):
-    expected = {}
-    for *parts, says, rows in SQLITE_CASES if store == "sql" else CASES:
-        expected |= {"/".join(case): (says, rows) for case in product(*parts)}
-    shop, lines = start(*expected)
-    assert shop.wait(LONGEST_SECONDS) == 0, lines()
-    assert "interrupted" not in "".join(lines()), "a child cannot tell"
-    found = [json.loads(line) for line in lines() if line.startswith('["')]
-    assert {case for case, *_ in found} == expected.keys()
-    for case, (status, answer), again in found:
-        assert (status, answer.get("seen"), again) == (200, case, [200, answer]), (case, status, answer)
-        assert answer["told"].startswith(expected[case][0]), (case, answer)
-    written = {case: rows for case, (_, rows) in expected.items() if rows}
-    for table, rows in ("payment", dict.fromkeys(expected, 1)), ("note", written):
-        assert dict(sql(f"select key, count(*) from {table} group by key")) == rows
-    records = "select count(*) from idempotency_record where state = 'completed' and name <> 'note'"
-    assert sql(records) == [(len(expected),)]
+def run(world, *_):
+    """Twice: the second call finds the first one's result."""
+    world.db.session.remove()
+    once = lambda: world.idempotency.run(str(os.getpid()), write, world, scope="s", name="child")  # noqa: E731
+    return f"{once()}, {once()}"
 
 
-@pytest.mark.parametrize(("store", "driver"), POSTGRES, indirect=True)
-def test_a_child_that_outlives_its_worker_does_not_keep_its_key(start):
-    key = "atomic/flushed/pause/exit"
-    shop, lines = start(key)
-    worker, child = map(int, wait_until(lines, "the child tells")[0].split())
-    os.kill(worker, signal.SIGKILL)
+def fail(error):
+    raise error
+
+
+ROUTES = "atomic", "leased", "step"
+IN_A_CHILD = {  # what a child does: with what; in which views; what comes of it
+    "write": (write, ["atomic"], MIDDLE),
+    "write_anew": (lambda world, *_: world.db.session.remove() or write(world), ["atomic"], MIDDLE),
+    "query": (query, ["atomic"], MIDDLE),
+    "commit": (lambda world, *_: world.db.session.commit(), ["atomic"], MIDDLE),
+    "connection": (lambda _, __, connection: connection.execute(sa.select(1)), ["atomic"], MIDDLE),
+    "current": (lambda *_: current_operation.name, ROUTES, NOT_PRESENT),
+    "step": (lambda _, operation, __: operation.step("of a child", str), ["leased"], NOT_HERE),
+    "extend": (lambda _, operation, __: operation.extend(100), ["leased"], NOT_HERE),
+    "run": (run, ROUTES, "done, done"),
+    "own": (own, ROUTES, "done"),
+}
+ENDS = {
+    "exit": lambda: os._exit(0),
+    "sys.exit": lambda: sys.exit(0),
+    "error": lambda: fail(RuntimeError),
+    "retryable": lambda: fail(Retryable),
+    "return": lambda: {"told": "by a child"},
+}
+CASES = [(what, route, "exit") for what, (_, routes, _) in IN_A_CHILD.items() for route in routes]
+CASES += [("own", route, end) for route in ROUTES for end in ENDS if end != "exit"]
+
+
+def forked():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # pytest has threads of its own
+        return os.fork()
+
+
+def told_by_a_child(do):
+    """Fork, and return what came of it when the child has ended; in the child itself, None."""
+    reader, writer = os.pipe()
+    if child := forked():
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            os.waitpid(child, 0)
+            return told.read()
+    try:
+        said = str(do())
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    os.write(writer, said.encode())
+    return None
+
+
+@POSTGRES
+def test_a_child_has_its_own_work_and_no_part_in_the_operation(world):
+    parent = os.getpid()
+
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        if route != "leased":  # there the session is the application's, with what a fork does to it
+            world.db.session.flush()
+            world.db.session.execute(sa.text("set local app.asked = 'by the view'"))
+        operation = current_operation._get_current_object()
+        connection = operation.connection if what == "connection" else None
+        said = told_by_a_child(lambda: IN_A_CHILD[what][0](world, operation, connection))
+        if said is None:
+            return ENDS[end]()
+        if route == "leased":
+            assert world.sql(GOES_ON) == [(1,)], "the child has ended it"
+        else:
+            assert query(world) == "by the view"
+        world.db.session.commit()
+        return {"told": said}
+
+    in_step = lambda: current_operation.step("pay", pay, atomic=True)  # noqa: E731
+    for name, view, atomic in ("atomic", pay, True), ("leased", pay, False), ("step", in_step, False):
+        protected = idempotent(name=name, atomic=atomic)(view)
+        world.app.add_url_rule(f"/{name}", name, protected, methods=["POST"])
+    world.app.config["PROPAGATE_EXCEPTIONS"] = False
+    for what, route, end in CASES:
+        case = f"{what}/{route}/{end}"
+        try:
+            first = world.post(f"/{route}", case)
+        finally:
+            if os.getpid() != parent:  # a child that fell out of the view
+                os._exit(0)
+        assert first.status_code == 200, (case, first.text)
+        assert first.json["told"].startswith(IN_A_CHILD[what][2]), (case, first.json)
+        assert world.post(f"/{route}", case).json == first.json
+    of_children = sum("done" in IN_A_CHILD[what][2] for what, *_ in CASES)
+    assert world.sql("select amount, count(*) from payment group by 1 order by 1") == [
+        (1, len(CASES)),
+        (2, of_children),
+    ]
+    of_views = "select count(*) from idempotency_record where name <> 'child' and state = 'completed'"
+    assert world.sql(of_views) == [(len(CASES),)]
+    world.assert_clean()
+
+
+@POSTGRES
+def test_a_child_that_outlives_its_worker_does_not_keep_its_key(world, add_view):
+    reader, writer = os.pipe()
+
+    def fork():
+        if current_operation.attempt == 1:
+            if not forked():
+                os.write(writer, f"{os.getpid()}\n".encode())
+            signal.pause()
+
+    runs = add_view(world, during=fork)
+    worker = multiprocessing.get_context("fork").Process(target=world.post)
+    worker.start()
+    with os.fdopen(reader) as told:
+        child = int(told.readline())
+    worker.kill()
+    worker.join()  # with a time-out it would wait for the child, too
     died = time.monotonic()
-    shop.wait()
     os.kill(child, 0)  # it lives
-    client = forking_shop.create_app().test_client()
-    retry = {"Idempotency-Key": key}
-    while (status := client.post("/atomic", headers=retry).status_code) == 409:
+    while (status := world.post().status_code) == 409:
         assert time.monotonic() - died < FREE_AFTER_SECONDS
-    assert status == 200
+    os.kill(child, signal.SIGKILL)
+    assert (status, runs, world.count()) == (201, [2], 1)
