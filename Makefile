@@ -17,12 +17,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
 	@$(RUN) laboratory $(ARGS)
 
-# All of them in four processes: most wait for servers and workers to start, die and come back.
+# All of them in four processes: most wait for servers and workers to start, die and come back. The folders
+# are taken by name, so that many quick files (unit, web) come last and all four end together.
 test: $(VENV)/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
-	@$(RUN) pytest -q $(if $(ARGS),$(ARGS),-n 4 --dist loadfile)
+	@$(RUN) pytest -q $(if $(ARGS),$(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
 
 test-the-tests: $(VENV)/.has-test  ## break the code on purpose: the tests must notice
-	@$(RUN) pytest -q -m of_tests $(if $(ARGS),$(ARGS),-n 4 --dist loadfile)
+	@$(RUN) pytest -q -m of_tests $(if $(ARGS),$(ARGS),-n 4 --dist loadfile --no-loadscope-reorder)
 
 lowest:  ## run the tests with the lowest versions that setup.cfg allows: make lowest PYTHON=python3.10
 	@mkdir -p build

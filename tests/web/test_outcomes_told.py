@@ -91,7 +91,7 @@ OUTCOMES = {
 @pytest.mark.parametrize("situation", OUTCOMES)
 def test_each_request_has_one_outcome_in_an_event_and_a_line(make_world, heard, caplog, situation):
     results, options, requests, expected = OUTCOMES[situation]
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "flask_idempotency")
     world = make_world(PROPAGATE_EXCEPTIONS=False, MAX_CONTENT_LENGTH=1000)
     add(world, ends(*results), **options)
     registry = CollectorRegistry()
@@ -200,6 +200,7 @@ def test_logging_that_fails_changes_no_response(make_world, add_view, assert_rep
 def test_neither_key_nor_body_is_logged_by_anybody(make_world, heard, caplog):
     """All that goes wrong at once, at the finest level of logging."""
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "flask_idempotency")  # where an application of another test set one
     world = make_world(IDEMPOTENCY_ON_STORE_ERROR="allow", PROPAGATE_EXCEPTIONS=False)
 
     def pay():
