@@ -4,13 +4,15 @@ Neither tells a key, a scope or a body, and none that fails changes a response.
 """
 
 import logging
+import time
 from collections import Counter
 from contextlib import suppress
 from functools import partial
 
 import pytest
+from flask import request
 from prometheus_client import CollectorRegistry
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import Forbidden, RequestEntityTooLarge
 
 import flask_idempotency
 from flask_idempotency import (
@@ -21,18 +23,22 @@ from flask_idempotency import (
     operation_executed,
 )
 from flask_idempotency.core.errors import RecordBroken
-from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.keys import SHOWN, uuid7
 from flask_idempotency.integrations.prometheus import export_metrics
 from tests.killed import Killed
 from tests.log import ours
+from tests.stores import on_sqlite
 from tests.web.conftest import add
 
 CHANGED = {"json": {"card": "canary-2"}}
+BROKEN = {"data": b"{canary", "content_type": "application/json"}
+OLD = {"key": uuid7(round((time.time() - 3600) * 1000), bytes(10))}
 
 
 def post(world, **sent):
+    body = {} if "data" in sent else {"json": {"card": "canary"}}
     with suppress(Killed, SystemExit):
-        return world.post(**{"key": "canary", "user": "canary", "json": {"card": "canary"}, **sent})
+        return world.post(**{"key": "canary", "user": "canary", **body, **sent})
 
 
 def ends(*results):
@@ -42,65 +48,122 @@ def ends(*results):
     def view():
         result = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(result, int):
-            return "canary", result
+            return request.get_data() and "canary", result
         raise result
 
     return view
 
 
-EXECUTED, REPLAYED = ("executed", "executed", None), ("replayed", "replayed", None)
-ROLLED_BACK = ("rejected", "rolled_back", None)
-INTERRUPTED = ("interrupted", "interrupted", None)
-FAILED = ("executed", "executed", "operation-failed")
+async def asynchronous():
+    return "canary", 201
+
+
+def fails(*_):
+    raise LookupError("canary")
+
+
+def forbids(_operation):
+    return False
+
+
 LEASED = {"atomic": False}
-
-
-def rejected(problem):
-    return ("rejected", "rejected", problem)
-
-
-OUTCOMES = {
-    "a retry": ([201], {}, [{}, {}], [EXECUTED, REPLAYED]),
-    "an error": ([RuntimeError("canary"), 201], {}, [{}, {}], [ROLLED_BACK, EXECUTED]),
-    "503": ([503], {}, [{}], [ROLLED_BACK]),
-    "not stored": ([201], {"store": lambda _: False}, [{}], [ROLLED_BACK]),
-    "an exit": ([SystemExit()], {}, [{}], [ROLLED_BACK]),
-    "no key": ([201], {}, [{"key": None}], [rejected("key-required")]),
-    "a malformed key": ([201], {}, [{"key": "a,canary"}], [rejected("key-malformed")]),
-    "nobody": ([201], {}, [{"user": ""}], [rejected("scope-unknown")]),
-    "a changed request": ([201], {}, [{}, CHANGED], [EXECUTED, rejected("key-reused")]),
+AGAIN = {**LEASED, "on_interrupted": "retry"}
+EXIT, ERROR = SystemExit(), LookupError("canary")
+TWICE = [{}, {}]
+NO_KEY, NOT_REQUIRED = [{"key": None}], {"required": False}
+SITUATIONS = {
+    "a retry": ({}, [201], TWICE, ["executed", "replayed"]),
+    "an async view": ({}, None, TWICE, ["executed", "replayed"]),
+    "another status": ({}, [201, 409], TWICE, ["executed", "replayed"]),
+    "an error": ({}, [ERROR, 201], TWICE, ["rolled_back", "executed"]),
+    "an exit": ({}, [EXIT, 201], TWICE, ["rolled_back", "executed"]),
+    "403": ({}, [Forbidden()], TWICE, ["rolled_back"] * 2),
+    "not stored": ({"store": lambda _: False}, [201], [{}], ["rolled_back"]),
+    "no key": ({}, [201], NO_KEY, ["key-required"]),
+    "no key is required": (NOT_REQUIRED, [201], NO_KEY, ["unprotected"]),
+    "a malformed key": ({}, [201], [{"key": "a,canary"}], ["key-malformed"]),
+    "nobody": ({}, [201], [{"user": ""}], ["scope-unknown"]),
+    "a changed request": ({}, [201], [{}, CHANGED], ["executed", "key-reused"]),
+    "too long": ({}, [201], [{"data": b"x" * 2000}], ["body-too-large"]),
+    "no JSON": ({"fingerprint": "json"}, [201], [BROKEN], ["body-malformed"]),
+    "an old key": (
+        {"refuse_old_keys": True, "ttl": 60}, [201], [OLD, {}], ["key-expired", "executed"],
+    ),
     "a forbidden replay": (
-        [201], {"authorize_replay": lambda _: False}, [{}, {}],
-        [EXECUTED, rejected("replay-forbidden")],
+        {"authorize_replay": forbids}, [201], TWICE, ["executed", "replay-forbidden"],
     ),
-    "a problem that the view raises": (
-        [StoreUnavailable()], {}, [{}], [rejected("store-unavailable")],
+    "too often": ({"max_attempts": 1}, [403], TWICE, ["rolled_back", "operation-interrupted"]),
+    "a problem that the view raises": ({}, [StoreUnavailable()], [{}], ["store-unavailable"]),
+    "one that is stored": ({}, [OperationInterrupted()], TWICE, ["executed", "replayed"]),
+    "leased, 500": (LEASED, [500], TWICE, ["executed", "replayed"]),
+    "leased, 403": (LEASED, [403], TWICE, ["released"] * 2),
+    "leased, an error": (LEASED, [ERROR], TWICE, ["executed", "replayed"]),
+    "leased, released": (LEASED, [Retryable()], [{}], ["released"]),
+    "leased, an exit": (LEASED, [EXIT, 201], TWICE, ["interrupted", "operation-interrupted"]),
+    "leased, retried": (AGAIN, [EXIT, 201], TWICE, ["interrupted", "executed"]),
+    "leased, too often": (
+        {"max_attempts": 1, **LEASED}, [403], TWICE, ["released", "operation-interrupted"],
     ),
-    "one that is stored": ([OperationInterrupted()], {}, [{}, {}], [EXECUTED, REPLAYED]),
-    "too long": ([201], {}, [{"json": "x" * 2000}], [rejected("body-too-large")]),
-    "no key is required": (
-        [201], {"required": False}, [{"key": None}], [("unprotected", "unprotected", None)],
-    ),
-    "leased, released": ([Retryable()], LEASED, [{}], [("rejected", "released", None)]),
-    "leased, dies": ([Killed()], LEASED, [{}], [INTERRUPTED]),
-    "leased, exits": ([SystemExit()], LEASED, [{}], [INTERRUPTED]),
-    "leased, fails": ([RuntimeError("canary")], LEASED, [{}, {}], [FAILED, REPLAYED]),
+    **{
+        f"{name} fails, atomic={atomic}": (
+            {name: fails, "atomic": atomic}, [201], [{}], ["rejected"],
+        )
+        for name in ("scope", "key", "fingerprint") for atomic in (True, False)
+    },
 }  # fmt: skip
+"""Options, how the view ends each time, the requests, and what is told: outcomes or problems."""
+
+FAILED = [("executed", "operation-failed"), ("replayed", None)]
+ENFORCED = {"leased, 500": FAILED, "leased, an error": FAILED}
+OBSERVED = {  # where an error is a response like others
+    "a problem that the view raises": [("rolled_back", None)],
+    "leased, released": [("executed", None)],
+}
+OUTCOMES = {"executed", "replayed", "rolled_back", "released", "interrupted", "unprotected", "rejected"}
+LEVELS = {
+    "no key": [],  # clients that know of no keys yet: too many for lines
+    "a changed request": [logging.INFO],
+    "a retry": [logging.INFO],
+    "another status": [logging.WARNING],
+    "scope fails, atomic=True": [logging.WARNING],
+}
+"""Of lines about observed requests, from INFO on."""
 
 
-@pytest.mark.parametrize("situation", OUTCOMES)
-def test_each_request_has_one_outcome_in_an_event_and_a_line(make_world, heard, caplog, situation):
-    results, options, requests, expected = OUTCOMES[situation]
-    caplog.set_level(logging.DEBUG, "flask_idempotency")
-    world = make_world(PROPAGATE_EXCEPTIONS=False, MAX_CONTENT_LENGTH=1000)
-    add(world, ends(*results), **options)
-    registry = CollectorRegistry()
-    export_metrics(world.app, registry=registry)
-    for sent in requests:
-        post(world, **sent)
+@pytest.fixture
+def told_of(make_world, store, caplog):
+    """Brings a situation about, enforced or observed; returns its world and the responses."""
+
+    def told_of(situation, **config):
+        options, results, requests, _ = SITUATIONS[situation]
+        caplog.set_level(logging.DEBUG, "flask_idempotency")
+        file = on_sqlite(make_world) if store == "sql" else {}
+        world = make_world(PROPAGATE_EXCEPTIONS=False, MAX_CONTENT_LENGTH=1000, **file, **config)
+        add(world, ends(*results) if results else asynchronous, **options)
+        registry = CollectorRegistry()
+        export_metrics(world.app, registry=registry)
+        return world, registry, [post(world, **sent) for sent in requests]
+
+    return told_of
+
+
+def expected(situation, other):
+    """Outcomes and problems."""
+    *_, told = SITUATIONS[situation]
+    usual = [(each, None) if each in OUTCOMES else ("rejected", each) for each in told]
+    return other.get(situation, usual)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_each_request_has_one_outcome_in_an_event_and_a_line(told_of, heard, caplog, situation):
+    world, registry, _ = told_of(situation)
     told = [(name, event) for name, event in heard if event.outcome]
-    assert [(name[10:], each.outcome, each.problem) for name, each in told] == expected
     events, lines = [event for _, event in told], [r for r in caplog.records if hasattr(r, "outcome")]
+    facts = [(event.outcome, event.problem) for event in events]
+    assert facts == expected(situation, ENFORCED)
+    for name, event in told:
+        is_undone = event.outcome in ("rolled_back", "released")
+        assert name == f"operation_{'rejected' if is_undone else event.outcome}"
     assert [(line.operation, line.outcome) for line in lines] == [("pay", e.outcome) for e in events]
     samples = [each for metric in registry.collect() for each in metric.samples if each.value]
     counted = {
@@ -108,7 +171,7 @@ def test_each_request_has_one_outcome_in_an_event_and_a_line(make_world, heard, 
         for each in samples
         if each.name == "idempotency_requests_total"
     }
-    assert counted == Counter((event.outcome, event.problem) for event in events)
+    assert counted == Counter(facts)
     digits = {record.key.hex()[:SHOWN] for record in world.records()}
     for event, line in zip(events, lines, strict=True):
         assert (event.operation, event.seconds > 0) == ("pay", True)
@@ -119,12 +182,30 @@ def test_each_request_has_one_outcome_in_an_event_and_a_line(make_world, heard, 
         if event.problem == "body-too-large":  # the application's own
             assert isinstance(event.error, RequestEntityTooLarge)
         if event.id is not None:
-            assert {event.id} == digits
+            assert event.id in digits or event.problem == "key-expired"
             assert (line.id, event.decided_by) == (event.id, "records")
     assert "canary" not in repr([vars(each) for each in ours(caplog, logging.DEBUG)])
     assert situation == "a problem that the view raises" or "canary" not in repr(
         [{**vars(event), "error": None} for event in events]
     )
+
+
+@pytest.mark.usefixtures("patient_observing")
+@pytest.mark.parametrize("store", ["hybrid", "sql"], indirect=True)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_of_an_observed_request_the_same_is_told_and_its_client_notices_nothing(
+    told_of, heard, caplog, situation
+):
+    _, _, responses = told_of(situation, IDEMPOTENCY_ENFORCE=False)
+    found = [(event.would, event.problem) for name, event in heard if name == "operation_observed"]
+    assert found == expected(situation, OBSERVED)
+    for response in filter(None, responses):
+        assert "Idempotent-Replayed" not in response.headers
+        assert response.text == "canary" or response.status_code != 201
+    levels = [line.levelno for line in ours(caplog, logging.INFO)]
+    assert levels == LEVELS.get(situation, levels)
+    for line in ours(caplog, logging.DEBUG):
+        assert "canary" not in str(vars(line)), line
 
 
 @pytest.mark.parametrize("enforce", [True, False])

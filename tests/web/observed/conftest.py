@@ -2,21 +2,11 @@
 
 import pytest
 
-from flask_idempotency import idempotent
-
 
 @pytest.fixture
 def world(make_world, store, tmp_path):
     file = {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"} if store == "sql" else {}
     return make_world(IDEMPOTENCY_ENFORCE=False, IDEMPOTENCY_MAX_REQUEST_BYTES=1000, **file)
-
-
-@pytest.fixture
-def add():
-    def add(world, view=lambda: ("", 201), **options):
-        world.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
-
-    return add
 
 
 @pytest.fixture

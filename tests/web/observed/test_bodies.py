@@ -184,14 +184,3 @@ def test_a_function_of_the_application_finds_the_body_and_takes_nothing_of_it(
         replies = [send(app, *JSON, **SENT[sent][0]) for app in (plain, ours)]
         assert replies[0] == replies[1]
     assert would() == ["executed", "replayed"]
-
-
-@pytest.mark.parametrize("sent", ["whole", "chunked"])
-def test_an_enforced_function_that_an_observed_view_calls_finds_the_body(sent, heard):
-    inner = idempotent(enforce=True, name="inner", atomic=False)(lambda: (request.get_data(), 201))
-    app = make_app(True, None, "nothing")
-    app.view_functions["view"] = idempotent(atomic=False, key=OPTIONS["key"])(inner)
-    for _ in range(2):
-        assert send(app, *JSON, **SENT[sent][0])[0] == JSON[0]
-    outcomes = [event.outcome for _, event in heard if event.outcome]
-    assert outcomes == ["executed", "observed", "replayed", "observed"]

@@ -1,121 +1,19 @@
-"""What is told of observed requests, while their clients notice nothing."""
-
-import logging
-import time
+"""What is told of observed requests, beside the table of ``tests/web/test_outcomes_told.py``."""
 
 import pytest
-from flask import request
-from werkzeug.exceptions import Forbidden
 
-from flask_idempotency import KeyReused, current_operation, idempotent
-from flask_idempotency.core.keys import SHOWN, uuid7
+from flask_idempotency import idempotent
+from flask_idempotency.core.keys import SHOWN
 from tests.log import ours
+from tests.web.conftest import add
+from tests.web.test_outcomes_told import ends
 
 STORES = pytest.mark.parametrize("store", ["hybrid", "sql"], indirect=True)
 pytestmark = pytest.mark.usefixtures("patient_observing")
 
-BODY = {"amount": 5, "card": "canary"}
-OTHER = {"json": {"amount": 6, "card": "canary"}}
-BROKEN = {"data": b"{canary", "content_type": "application/json"}
-OLD = {"key": uuid7(round((time.time() - 3600) * 1000), bytes(10))}
 
-
-def responds(*results):
-    """A view that ends so, one time after the other, and then as the last time."""
-    left = list(results)
-
-    def view():
-        assert not current_operation
-        result = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(result, int):
-            return request.get_data() and "canary", result
-        raise result
-
-    return view
-
-
-def fails(*_):
-    raise LookupError("canary")
-
-
-async def asynchronous():
-    return "canary", 201
-
-
-LEASED = {"atomic": False}
-AGAIN = {**LEASED, "on_interrupted": "retry"}
-HELD = ("rejected", "operation-interrupted")
-SITUATIONS = {
-    "a retry": ({}, [201], [{}, {}], ["executed", "replayed"]),
-    "an async view": ({}, None, [{}, {}], ["executed", "replayed"]),
-    "no key": ({}, [201], [{"key": None}], [("rejected", "key-required")]),
-    "a malformed key": ({}, [201], [{"key": "a,canary"}], [("rejected", "key-malformed")]),
-    "nobody": ({}, [201], [{"user": ""}], [("rejected", "scope-unknown")]),
-    "changed": ({}, [201], [{}, OTHER], ["executed", ("rejected", "key-reused")]),
-    "too long": ({}, [201], [{"data": b"x" * 2000}], [("rejected", "body-too-large")]),
-    "no JSON": ({"fingerprint": "json"}, [201], [BROKEN], [("rejected", "body-malformed")]),
-    "no key is required": ({"required": False}, [201], [{"key": None}], ["unprotected"]),
-    "an old key": (
-        {"refuse_old_keys": True, "ttl": 60}, [201], [OLD, {}],
-        [("rejected", "key-expired"), "executed"],
-    ),
-    "a forbidden replay": (
-        {"authorize_replay": lambda _: False}, [201], [{}, {}],
-        ["executed", ("rejected", "replay-forbidden")],
-    ),
-    "403": ({}, [Forbidden()], [{}, {}], ["rolled_back"] * 2),
-    "an error": ({}, [LookupError("canary")], [{}, {}], ["rolled_back"] * 2),
-    "a problem of ours": ({}, [KeyReused()], [{}], ["executed"]),
-    "an exit": ({}, [SystemExit(), 201], [{}, {}], ["rolled_back", "executed"]),
-    "leased, 500": (LEASED, [500], [{}, {}], ["executed", "replayed"]),
-    "leased, an error": (LEASED, [LookupError("canary")], [{}, {}], ["executed", "replayed"]),
-    "leased, 403": (LEASED, [403], [{}, {}], ["released"] * 2),
-    "leased, an exit": (LEASED, [SystemExit(), 201], [{}, {}], ["interrupted", HELD]),
-    "leased, retried": (AGAIN, [SystemExit(), 201], [{}, {}], ["interrupted", "executed"]),
-    "too often": ({"max_attempts": 1}, [403], [{}, {}], ["rolled_back", HELD]),
-    "leased, too often": ({"max_attempts": 1, **LEASED}, [403], [{}, {}], ["released", HELD]),
-    "another status": ({}, [201, 409], [{}, {}], ["executed", "replayed"]),
-    **{
-        f"{name} fails": ({name: fails, **options}, [201], [{}], [("rejected", None)])
-        for name in ("scope", "key", "fingerprint")
-        for options in ({}, LEASED)
-    },
-}  # fmt: skip
-LEVELS = {
-    "no key": [],  # clients that know of no keys yet: too many for lines
-    "changed": [logging.INFO],
-    "a retry": [logging.INFO],
-    "another status": [logging.WARNING],
-    "scope fails": [logging.WARNING],
-}
-
-
-@STORES
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_the_client_gets_the_views_response_and_the_event_tells_what_would_have_been(
-    world, add, observed, caplog, situation
-):
-    options, results, requests, expected = SITUATIONS[situation]
-    caplog.set_level(logging.DEBUG, "flask_idempotency")
-    world.app.config["PROPAGATE_EXCEPTIONS"] = False
-    add(world, responds(*results) if results else asynchronous, **options)
-    for sent in requests:
-        body = {} if "data" in sent else {"json": BODY}
-        try:
-            response = world.post(**{"key": "canary", "user": "canary", **body, **sent})
-        except SystemExit:
-            continue
-        assert "Idempotent-Replayed" not in response.headers
-    found = [(event.would, event.problem) for event in observed()]
-    assert found == [each if isinstance(each, tuple) else (each, None) for each in expected]
-    levels = [line.levelno for line in caplog.records if line.levelno >= logging.INFO]
-    assert levels == LEVELS.get(situation, levels)
-    for line in ours(caplog, logging.DEBUG):
-        assert "canary" not in str(vars(line)), line
-
-
-def test_the_events_tell_of_the_record_which_has_the_status_alone(world, add, observed, caplog):
-    add(world, responds(201, 409))
+def test_the_events_tell_of_the_record_which_has_the_status_alone(world, observed, caplog):
+    add(world, ends(201, 409))
     world.post(), world.post()
     executed, replayed = observed()
     assert (executed.attempt, executed.status, executed.seconds > 0) == (1, 201, True)
@@ -130,10 +28,19 @@ def test_the_events_tell_of_the_record_which_has_the_status_alone(world, add, ob
     assert "canary" not in str(record)
 
 
+def test_what_died_would_be_run_again_as_nothing_of_it_was_committed(world, observed):
+    add(world)
+    world.post()
+    world.sql(
+        "update idempotency_record set state = 'in_progress', status = null, completed_at = null,"
+        " lease_expires_at = clock_timestamp()"
+    )
+    world.post()
+    assert [(event.would, event.attempt) for event in observed()] == [("executed", 1), ("executed", 2)]
+
+
 @STORES
-def test_a_duplicate_would_have_been_rejected_while_the_first_runs(
-    world, add, observed, gate, background
-):
+def test_a_duplicate_would_have_been_rejected_while_the_first_runs(world, observed, gate, background):
     begun = []
     add(world, lambda: (begun.append(1), gate() if len(begun) == 1 else None, "")[2])
     first = background(world.post)
@@ -145,8 +52,8 @@ def test_a_duplicate_would_have_been_rejected_while_the_first_runs(
     assert observed()[0].problem == "request-in-progress"
 
 
-def test_an_error_that_is_propagated_is_told_at_the_end_of_the_request(world, add, observed):
-    add(world, responds(LookupError()))
+def test_an_error_that_is_propagated_is_told_at_the_end_of_the_request(world, observed):
+    add(world, ends(LookupError()))
     world.app.testing = True
     with pytest.raises(LookupError):
         world.post()
@@ -162,7 +69,7 @@ def test_an_error_that_is_propagated_is_told_at_the_end_of_the_request(world, ad
         ({"enforce": True}, {}, ["executed", "replayed"]),
     ],
 )
-def test_each_view_is_observed_or_enforced_as_it_says(world, add, heard, options, inner, outcomes):
+def test_each_view_is_observed_or_enforced_as_it_says(world, heard, options, inner, outcomes):
     """Of two that are observed in one request, the first is."""
     protected = idempotent(name="inner", **inner)(lambda: ("inner", 201))
     add(world, protected, name="outer", **options)
@@ -182,7 +89,7 @@ def test_what_was_observed_does_not_count_once_it_is_enforced(make_world, world,
 
 @pytest.mark.parametrize(("store", "expected"), [("hybrid", "executed"), ("redis", "unknown")])
 def test_a_redis_that_is_away_matters_only_to_the_store_redis(
-    make_world, add, heard, would, store, expected
+    make_world, heard, would, store, expected
 ):
     nowhere = {"IDEMPOTENCY_STORE": store, "IDEMPOTENCY_REDIS_URL": "redis://127.0.0.1:1/0"}
     world = make_world(IDEMPOTENCY_ENFORCE=False, **nowhere)

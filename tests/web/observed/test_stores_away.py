@@ -6,10 +6,11 @@ from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
-from flask import current_app, g
+from flask import current_app, g, request
 
 from flask_idempotency import idempotent
 from servers.proxy import FaultProxy
+from tests.web.conftest import add
 
 POSTGRES = pytest.mark.parametrize("store", ["postgres"], indirect=True)
 SQLITE = pytest.mark.parametrize("store", ["sql"], indirect=True)
@@ -20,14 +21,14 @@ AT_MOST = 1.5
 
 
 @pytest.fixture
-def world(world, add, store):  # an older pytest does not see that the world behind this needs the store
+def world(world, store):  # an older pytest does not see that the world behind this needs the store
     assert store
     add(world)
     return world
 
 
 @pytest.fixture
-def make(make_world, add):
+def make(make_world):
     """Makes an observed application on a database, with its view."""
 
     def make(**config):
@@ -97,6 +98,20 @@ class TestBehindANetwork:
             monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
             world.post()
         assert would()[2:] == ["unknown", "replayed"]
+
+    def test_who_began_before_it_was_lost_does_not_ask_for_it_at_the_end(
+        self, world, would, failures, proxy
+    ):
+        def meanwhile():
+            if request.headers["Idempotency-Key"] == "key-1":
+                proxy.refuse()
+                proxy.cut()
+                world.post(key="key-2")
+            return "", 201
+
+        world.app.view_functions["pay"] = idempotent(meanwhile)
+        assert world.post(key="key-1").status_code == 201
+        assert (would(), len(failures())) == (["unknown", "executed"], 1)
 
 
 @PATIENT
