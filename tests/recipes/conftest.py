@@ -15,6 +15,7 @@ import pytest
 
 import servers
 from laboratory import running
+from tests.client.conftest import server, stopped  # noqa: F401 -- fixtures
 from tests.recipes.shop import LOCK
 from tests.waiting import wait_until
 

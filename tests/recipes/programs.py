@@ -54,8 +54,7 @@ for line in sys.stdin:
     told = json.loads(line)
     waits.clear()
     names = {"api": IdempotentSession()} if "pay_order" in recipe else {}
-    text = recipe.replace(*told.get("changed", ["", ""]))
-    text = text.replace("https://api.example.com", told["url"])
+    text = recipe.replace("https://api.example.com", told["url"])
     for name in "7, 500", "order-7", "order=7":
         text = text.replace(name, name.replace("7", str(told["order"])))
     try:

@@ -118,9 +118,8 @@ def meet(db: SQLAlchemy) -> None:
     match request.environ["trouble"]:
         case "worker dies before the commit":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "connection breaks, work goes on" | "work is slow" as trouble:
-            if trouble != "work is slow":
-                hang_up(request.environ)
+        case "connection breaks, work goes on":
+            hang_up(request.environ)
             db.session.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
         case "view fails":
             raise RuntimeError
@@ -137,8 +136,6 @@ def api() -> Flask:
     @idempotent
     def create_payment() -> Any:
         asked = request.form or request.get_json()  # Stripe's SDK sends forms
-        if request.environ["trouble"] == "card is declined":
-            return {"error": "declined"}, 402
         db.session.execute(sa.insert(payment).values(amount=int(asked["amount"])))
         db.session.commit()
         meet(db)
