@@ -19,7 +19,8 @@ def help_of(name: str) -> str:
     """The help of a command, as Markdown: its text, and a list of its options."""
     command = cli.commands[name]
     context = click.Context(command, info_name=name)
-    records = [param.get_help_record(context) for param in command.params]
+    own = [param for param in command.params if param.name != "json"]  # which the page says once
+    records = [param.get_help_record(context) for param in own]
     options = [f"- `{option}`: {_marked(text)}" for option, text in filter(None, records) if text]
     return "\n".join([_marked(inspect.cleandoc(command.help or "")), "", *options])
 

@@ -52,11 +52,10 @@ def list_records(context: click.Context, /, state: str | None, limit: int, **whi
     scope, operation and key. If a worker dies in an atomic operation, the record stays
     "in_progress" until the next request with the key takes it over. An operation that is not atomic
     becomes "interrupted" when its lease runs out, and "released" when it may be run again.
-    "observed" is whatever was not enforced. Says so if there are more than --limit. Below stands how
-    many records there are in all, of each state, and what waits. In a large table the states are
-    estimated ("about"); what waits is always counted. With --key and with --scope there is no such
-    summary, and with --scope the whole table is read. The exit code is 1 if a --key or a --scope
-    has no record.
+    "observed" is whatever was not enforced. Below stands how many records there are in all, of each
+    state (in a large table estimated: "about"), and how many wait. With --key and with --scope there
+    is no such summary, and with --scope the whole table is read. The exit code is 1 if a --key or a
+    --scope has no record.
     """
     app, sought = app_state(current_app), Sought(**which)
     lines = sought.lines(app, state, limit + 1)

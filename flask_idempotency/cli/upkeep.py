@@ -81,8 +81,7 @@ def check(context: click.Context) -> None:
     """Check that everything the guarantees depend on is in place.
 
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
-    Claims one record and completes it, as a request would, and deletes it. Asks once on a
-    connection of our own, as the purge after a response and observing do. Then names the endpoints that
+    Claims one record, completes and deletes it, as requests would. Then names the endpoints that
     change something and are not protected, and what the first request to one would refuse, such as
     @idempotent above the route. The exit code is 1 if a check failed: run it before each release.
     """

@@ -34,18 +34,16 @@ class IdempotentSession(requests.Session):
     that passes it again is the same operation.
 
     The wait before the next attempt is random, at first up to one second, which doubles with every
-    attempt up to ten ("full jitter": clients that failed together do not come back together). It is
-    never shorter than the server's ``Retry-After``; except after a 409 ``request-in-progress``, where
-    that is no use: the first attempt may end at any moment before.
+    attempt up to ten ("full jitter"). It is never shorter than the server's ``Retry-After``, except
+    after a 409 ``request-in-progress``, where the first attempt may end at any moment before.
 
     A session has, beside the attributes of every one:
 
     - ``deadline``, 90: seconds for all attempts and waits of a request. A wait that would end after it
-      is not begun: the call then ends with what it has. Only a response that trickles in may exceed it.
-      A redirect that is followed, and a sign-in that the server asks for (digest), are requests of
-      their own, with the same key.
+      is not begun. Only a response that trickles in may exceed it. A redirect that is followed, and
+      a sign-in that the server asks for (digest), are requests of their own, with the same key.
     - ``timeout``, 10: seconds that each attempt may wait for a connection, and then for each piece of
-      the response, or both as a pair, where the call does not say. Calls without a key have it, too.
+      the response, or both as a pair, where the call does not say.
     - ``header``: the server's ``IDEMPOTENCY_HEADER``.
 
     A call raises ``ValueError`` for an empty key, and ``UnrewindableBodyError`` for a body that is no

@@ -40,10 +40,9 @@ def assert_idempotent(
       idempotency key in ``headers`` a new one is sent.
     * ``effects`` is called in an application context, and counts what one operation does: a number, or
       several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must change, by
-      any amount; what the first request alone does is one run's effect, and nothing else may add to
-      it. Left out, the rows of each of the application's own tables are counted, and the count of one
-      must change; a row that an ``UPDATE`` changes, or that replaces another, goes unseen.
-      ``dict`` says that there is nothing to count.
+      any amount, with the first request, and by nothing else. Left out, the rows of each of the
+      application's own tables are counted, and the count of one must change (an ``UPDATE`` goes
+      unseen). ``dict`` says that there is nothing to count.
     * ``status`` is that of the operation's response; left out, any below 400. With 400 or above, an
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
     * ``changed`` is what makes the other request: arguments that replace those in ``kwargs``. True
