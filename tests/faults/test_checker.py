@@ -7,7 +7,7 @@ import pytest
 from tests.faults import checker
 from tests.faults.checker import emptiness
 from tests.faults.history import Death, Error, Fault, History, Kept, Request, Row, Run, Truth
-from tests.faults.nemesis import CRASH, FLUSH
+from tests.faults.nemesis import CRASH
 
 pytestmark = pytest.mark.of_tests
 
@@ -58,7 +58,7 @@ def test_a_good_history_is_accepted():
     assert emptiness(history, QUOTA) == []
 
 
-# What breaks a history, or changes it up to a limit: functions of the history and the truth.
+# What breaks a history: functions of the history and the truth.
 
 
 def change(number, **facts):
@@ -121,45 +121,6 @@ def test_a_broken_history_is_rejected(rule):
     history, truth = good()
     BROKEN[rule](history, truth)
     assert rule.strip() in broken_rules(history, truth)
-
-
-def fault(kind, at):
-    return lambda h, t: h.faults.append(Fault(kind, at, at))
-
-
-def calm(history, _truth):
-    history.deaths.clear()
-    history.faults.clear()
-
-
-LATE = "409 after the final answer"
-late = add(at=20, returned=20.1, status=409)
-renumbered = BROKEN["two runs with one attempt number"]
-looks = add(at=19.9, returned=20.2, status=201, answer="A", execution="a2", replayed=True)
-
-AT_THE_LIMIT = {
-    "409 beside the first request": (add(at=5.9, returned=6.1, status=409), set()),
-    "409 beside a retry that finds the answer": (both(calm, late, looks), {LATE}),
-    "409 beside one, and Redis forgot the end": (both(late, looks, fault(FLUSH, 16)), set()),
-    "409 just after a fault": (both(late, fault(FLUSH, 19.8)), set()),
-    "409 long after a fault": (both(late, fault(FLUSH, 16)), {LATE}),
-    "an attempt begins late after it was taken over": (
-        lambda h, t: h.runs.insert(2, replace(h.runs[0], attempt=3, execution="a3", at=3.9)),
-        set(),
-    ),
-    "a crash may lose a claim that was not finished": (
-        both(renumbered, fault(CRASH, 1.8)),
-        set(),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", AT_THE_LIMIT)
-def test_what_may_be_is_accepted_and_no_more(name):
-    history, truth = good()
-    change, rules = AT_THE_LIMIT[name]
-    change(history, truth)
-    assert broken_rules(history, truth) == rules
 
 
 EMPTY = {

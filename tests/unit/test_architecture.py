@@ -114,21 +114,6 @@ def test_no_file_imports_itself_in_a_circle():
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-WHICH_STORE = re.compile(
-    r"isinstance\([^()]*(?:Records|Lock)\)|case \w*(?:Records|Lock)\(|store (?:(?:not )?in \(|== \")"
-)
-
-
-def test_only_where_a_store_is_made_is_it_asked_which_it_is():
-    """Whoever uses one asks what it can do.
-
-    And what is stored is made older for a test behind the store's back.
-    """
-    made = {"extension", "web.settings"}
-    asking = {name for name in FILES if WHICH_STORE.search(FILES[name].read_text())}
-    assert asking == made | {"testing.age"}
-
-
 def test_the_house_has_these_rooms():
     entries = {entry.stem for entry in ROOT.iterdir() if entry.name not in {"__pycache__", "py.typed"}}
     assert entries == set(ROOMS)

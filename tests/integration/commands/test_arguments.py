@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import configparser
-
 import pytest
 from flask import Flask
 
 import servers
 from flask_idempotency.cli import cli
-from tests.integration.commands.running import ANSWER, ROOT, build, once, runner
+from tests.integration.commands.running import ANSWER, build, once, runner
 from tests.integration.commands.shop import Shop
 
 RELEASE = ["release", "DIGITS", "--why=asked"]
@@ -100,13 +98,6 @@ def test_what_is_wrong_is_named_and_nothing_is_done(waiting, code, said, argumen
     ), result.output
     assert "canary" not in result.output.replace(ANSWER, "")
     assert shop.show(digits) == before
-
-
-def test_the_entry_point_is_the_group():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    point = setup["options.entry_points"]["flask.commands"]
-    assert point.split() == ["idempotency", "=", "flask_idempotency.cli:cli"]
 
 
 NEEDED = {

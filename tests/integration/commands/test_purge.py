@@ -77,27 +77,6 @@ def plan_of_purge(world: Any) -> str:
         return "\n".join(line for (line,) in cursor.fetchall())
 
 
-def test_batches_do_not_read_again_what_older_transactions_still_see(make_world, postgres):
-    # An index points to deleted rows until no transaction sees them any more, and then until a VACUUM.
-    world = make_world(SQLALCHEMY_DATABASE_URI=postgres.database("purged"))  # has counted nothing yet
-    world.sql(FILL.format(5000))
-    with outside(world) as older:
-        older.execute("set transaction isolation level repeatable read; select 1")
-        assert purged(world, 100) == [100] * 50
-        wait_until(lambda: rows_read(world) >= 5000, "the backends have reported")
-        assert rows_read(world) < 5100
-
-
-def rows_read(world: Any) -> int:
-    """Entries of the index on ``expires_at`` that were read, once the backends have reported it."""
-    with world.app.app_context():
-        world.db.engine.dispose()  # a backend reports when it ends, at the latest
-    return world.sql(
-        "select idx_tup_read from pg_stat_user_indexes"
-        " where indexrelname = 'ix_idempotency_record_expires_at'"
-    )[0][0]
-
-
 def test_a_record_renewed_at_that_instant_stays(world):
     """The statement has begun, and sees what was there; then a request takes the record over."""
     world.sql(FILL.format(3))
