@@ -107,13 +107,3 @@ class TestToolCalls:
             assert not self.call(shop, "tip", {"amount": 100}, **{key: call_id}).is_error
         assert shop.count("payment") == 2
         assert "The host must send" in self.words(self.call(shop, "tip", {"amount": 100}))
-
-    def test_the_hints_are_those_of_the_page(self, shop):
-        async def hints() -> dict[str, Any]:
-            async with Client(shop.names["server"]) as client:
-                return {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
-
-        tools = asyncio.run(hints())
-        assert tools["pay_order"].idempotent_hint is True
-        assert tools["tip"].idempotent_hint is False
-        assert tools["count_payments"].read_only_hint is True

@@ -1,13 +1,14 @@
 """A shop under an agent for tracing: ``python -m tests.agents.traced NAME URL``.
 
-Agents change whole modules, so each has a process of its own. This prints as JSON what the clients and
-the database saw, and every text that the agent would send.
+Agents change whole modules, so each has a process of its own. It fails if a client, the database or the
+agent saw anything else than they should.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -138,8 +139,13 @@ def sentry() -> None:
 AGENTS = (ddtrace, elastic, newrelic, opentelemetry_psycopg2, opentelemetry_sqlalchemy, sentry)
 
 
-def run(url: str, start: Callable[[Flask], object] | None) -> dict[str, Any]:  # noqa: PLR0915
-    """Send the requests of two clients; what they and the database saw."""
+STAYED = [471101, 471103, 471104, 471105]
+SECRET = re.compile("4711|alice")
+OURS = re.compile(r"txid|idempotency_|'idempotency\.")  # not the names of our modules
+
+
+def check(url: str, start: Callable[[Flask], object] | None) -> None:  # noqa: PLR0915
+    """Send two requests and their retries, and look at what came of them."""
     import sqlalchemy as sa
     from flask_sqlalchemy import SQLAlchemy
 
@@ -158,7 +164,11 @@ def run(url: str, start: Callable[[Flask], object] | None) -> dict[str, Any]:  #
         start(app)
     Idempotency(app, db, scope=None)
     runs: list[int] = []
-    insert = sa.insert(Payment)
+    amounts_there = sa.select(Payment.amount).order_by("amount")
+
+    def save(amount: int) -> None:
+        db.session.add(Payment(amount=amount))
+        db.session.flush()
 
     @app.before_request
     def sign_in() -> None:
@@ -170,58 +180,55 @@ def run(url: str, start: Callable[[Flask], object] | None) -> dict[str, Any]:  #
     def pay() -> Any:
         runs.append(current_operation.attempt)
         tenant = db.session.scalar(sa.text("select current_setting('app.tenant')"))
-        db.session.add(Payment(amount=471101))
+        save(471101)
         db.session.commit()
-        db.session.add(Payment(amount=471102))
-        db.session.flush()
+        save(471102)
         db.session.rollback()
         with db.session.begin_nested():
-            db.session.add(Payment(amount=471103))
-        db.session.commit()
+            save(471103)
         pooled = db.session.connection().connection
         with pooled.cursor() as cursor:
             cursor.execute("insert into payment (amount) values (%s) returning amount", (471104,))
             returned = [row[0] for row in cursor]
-            cursor.executemany("insert into payment (amount) values (%s)", [(471105,), (471106,)])
         with pooled.driver_connection.cursor() as cursor:
             cursor.execute("select count(*) from payment")
-            (count,) = cursor.fetchone()
+            returned.append(cursor.fetchone()[0])
         db.session.commit()
-        stream = sa.select(Payment.amount).order_by("amount").execution_options(yield_per=2)
-        amounts = list(db.session.scalars(stream))
-        db.session.rollback()
-        current_operation.connection.execute(insert.values(amount=471107))
-        return {"tenant": tenant, "returned": returned, "count": count, "amounts": amounts}, 201
+        amounts = list(db.session.scalars(amounts_there.execution_options(yield_per=2)))
+        return {"tenant": tenant, "returned": returned, "amounts": amounts}, 201
 
     @app.post("/leased")
     @idempotent(atomic=False, on_interrupted="retry")
     def leased() -> Any:
         runs.append(current_operation.attempt)
         tenant = db.session.scalar(sa.text("select current_setting('app.tenant')"))
-        save = lambda: db.session.add(Payment(amount=471108))  # noqa: E731
-        current_operation.step("save", save, atomic=True)
+        current_operation.step("save", save, 471105, atomic=True)
         return {"tenant": tenant}, 201
 
     with app.app_context():
         db.create_all()
     TOLD.clear()
-    client, responses = app.test_client(), []
-    for path, key in (("payments", "key-1"), ("leased", "key-2")):
-        for _ in range(2):
-            response = client.post(f"/{path}", json={}, headers={"Idempotency-Key": key})
-            responses.append([response.status_code, response.headers.get("Idempotent-Replayed")])
-            responses[-1].append(response.json)
+    paid = {"tenant": "alice", "returned": [471104, 3], "amounts": STAYED[:3]}
+    for path, body in ("payments", paid), ("leased", {"tenant": "alice"}):
+        for replayed in None, "true":
+            response = app.test_client().post(f"/{path}", headers={"Idempotency-Key": path})
+            told = response.status_code, response.headers.get("Idempotent-Replayed"), response.json
+            assert told == (201, replayed, body), told
     told = TOLD[:]
+    assert runs == [1, 1], "each view ran once"
     with app.app_context():
-        amounts = list(db.session.scalars(sa.select(Payment.amount).order_by("amount")))
-        states = list(db.session.scalars(sa.text("select state from idempotency_record")))
+        assert list(db.session.scalars(amounts_there)) == STAYED
+        states = db.session.scalars(sa.text("select state from idempotency_record"))
+        assert list(states) == ["completed"] * 2
         db.session.remove()
         db.engine.dispose()
-    return {"responses": responses, "amounts": amounts, "states": states, "runs": runs, "told": told}
+    assert any("INSERT INTO payment" in text for text in told), "the agent hears what the view sent"
+    assert [text for text in told if SECRET.search(text)] == [], "no value reaches a trace"
+    assert [text for text in told if OURS.search(text)] == [], "nothing of ours is among it"
 
 
 if __name__ == "__main__":
     from tests.agents import traced  # as which an agent finds the class that it is told of
 
     agents = {agent.__name__: agent for agent in traced.AGENTS}
-    print(json.dumps(traced.run(sys.argv[2], agents[sys.argv[1]]())))
+    traced.check(sys.argv[2], agents[sys.argv[1]]())

@@ -1,11 +1,11 @@
-"""A shop whose bookings take as long as the test says: in this process, under gunicorn, under gevent.
+"""A shop whose bookings take as long as the test says: in this process and under gunicorn.
 
 Nothing in its table is unique: a second run must show. Its provider writes a line for each charge into
 the file ``CHARGES``.
 """
 
 import os
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import psycopg2
@@ -15,7 +15,6 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, RequestInProgress, current_operation, idempotent
 from servers import plain_dsn
-from tests.waiting import wait_until
 
 db = SQLAlchemy()
 idempotency = Idempotency()
@@ -80,13 +79,22 @@ def view(function):
 
     def book_it():
         seconds, times = request.headers.get("X-Seconds", "0"), request.headers.get("X-Times", "1")
-        return {"attempt": function(float(seconds), int(times))}, 201
+        with time_limit(request.headers.get("X-Limit")):
+            return {"attempt": function(float(seconds), int(times))}, 201
 
     return book_it
 
 
+def time_limit(seconds):
+    """That of gevent, in a worker that it has patched."""
+    if seconds is None:
+        return nullcontext()
+    import gevent
+
+    return gevent.Timeout(float(seconds))
+
+
 JOBS = {"job": (job, LEASED), "atomic_job": (book, {})}
-CALLS = *JOBS, "atomic", "leased"
 
 
 def call(app, name, seconds=0, key="order-1"):
@@ -101,23 +109,6 @@ def call(app, name, seconds=0, key="order-1"):
         raise RequestInProgress
     assert response.status_code == 201, response.text
     return response.json["attempt"]
-
-
-def cut_off_and_retried(app, name, cut_off):
-    """What a call leaves that is cut off inside its statement, and what its retries come to."""
-    before = done()
-    cut_off()
-    left = done()["payments"] - before["payments"]
-
-    def retry():
-        with suppress(RequestInProgress):  # the server has not noticed that nobody waits for it
-            return call(app, name)
-
-    attempt = wait_until(retry, "the retry has a result")
-    made = {what: number - before[what] for what, number in done().items()}
-    assert call(app, name) == attempt, "the stored result"
-    assert app.test_client().post("/plain").status_code == 201
-    return {"left": left, "attempt": attempt, **made}
 
 
 def select(statement):
