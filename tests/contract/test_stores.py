@@ -14,7 +14,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from flask_idempotency.core.errors import IdempotencyError, LeaseLost, NotAtomic
+from flask_idempotency.core.errors import IdempotencyError, LeaseLost
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import SEALED, Record, State, StoredResponse
 from flask_idempotency.stores.admin import AuditEntry
@@ -405,16 +405,6 @@ def test_an_operator_ends_what_is_interrupted_or_failed_as_it_was_seen(records, 
     assert (record.state, record.response) == (State.FAILED, FAILURE)
     assert record.owner != claim.owner
     _is_lost(lease, *VERBS.keys() - {"abandon"})
-
-
-def test_only_some_stores_have_transactions(records, store, held):
-    lease = held(records.claim(a_claim(lease=60)))
-    if records.atomic:
-        held(lease.open_step())
-    else:
-        with pytest.raises(NotAtomic):
-            lease.open_step()
-    assert records.atomic is (store in DRIVERS)
 
 
 def test_who_was_taken_over_commits_nothing_and_the_next_attempt_all(shop, records, held, claim):

@@ -105,21 +105,6 @@ def test_the_description_is_readme_without_a_relative_link(facts):
     assert ("![" in text) is bool(facts)
 
 
-@pytest.mark.parametrize(
-    ("version", "newest", "wrong"),
-    [
-        ("0.1.0", "0.1.0 - 2026-12-01", 0),
-        ("0.1.0", "Unreleased", 1),
-        ("0.1.0", "0.1.0", 1),
-        ("0.1.0", "0.2.0 - 2026-12-01", 1),
-        ("0.1.0.dev1", "0.1.0.dev1 - 2026-12-01", 1),
-    ],
-)
-def test_the_version_is_final_and_its_section_has_a_date(version, newest, wrong):
-    changelog = f"# Changelog\n\n## {newest}\n\nMore.\n\n## 0.0.1 - 2026-01-01\n"
-    assert len(release.wrong_version(version, changelog)) == wrong
-
-
 def test_there_is_one_version():
     version = release.metadata()[0]["version"]
     assert flask_idempotency.__version__ == version

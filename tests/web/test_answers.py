@@ -209,24 +209,6 @@ def test_it_runs_once_and_its_effect_is_stored(shop, assert_replayed, view, stat
     assert_replayed(first, shop.post())
 
 
-@pytest.mark.parametrize(
-    ("function", "status"), [(fail, 500), (lambda _response: Response(status=503), 503)]
-)
-def test_what_the_functions_leave_says_whether_it_is_stored(shop, function, status):
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        shop.db.session.add(shop.Payment(amount=5))
-        shop.db.session.commit()
-        return shop.register("view", function)
-
-    for _ in range(2):
-        response = shop.post()
-        assert response.status_code == status
-        assert "Idempotent-Replayed" not in response.headers
-    assert (shop.ran.count("view"), shop.count()) == (2, 0)
-
-
 def test_what_is_registered_before_the_view_or_above_it_runs_on_every_response(shop):
     shop.app.before_request(lambda: shop.register("before") and None)
     protected = idempotent(lambda: shop.register("view"))

@@ -350,33 +350,6 @@ def test_a_thread_that_shares_the_context_of_a_request_is_refused(world, run, at
     assert world.records() == []
 
 
-def test_idempotent_functions_that_a_view_calls_in_threads_are_never_confused(world):
-    """Each on a copy of the request's context: one of them has the response of the request."""
-
-    def own_scope():
-        entered.set()
-        assert resume.wait(PATIENCE_SECONDS)
-        return "p"
-
-    slow = idempotent(name="slow", scope=own_scope)(lambda: {"is": "slow"})
-    other = idempotent(name="other")(lambda: {"is": "other"})
-
-    @world.app.post("/both")
-    def both():
-        with ThreadPoolExecutor(1) as pool:
-            first = pool.submit(copy_current_request_context(slow))
-            assert entered.wait(PATIENCE_SECONDS)
-            with pytest.raises(ConfigurationError, match="a second idempotent function"):
-                other()
-            resume.set()
-            return first.result()
-
-    for _ in range(2):
-        entered, resume = threading.Event(), threading.Event()
-        assert world.post("/both").json == {"is": "slow"}
-    assert world.sql("select name from idempotency_record") == [("slow",)]
-
-
 @KINDS
 def test_so_is_one_that_shares_the_context_of_another_run(world, run, background, gate, atomic):
     with world.app.app_context():

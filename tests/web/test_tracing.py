@@ -127,15 +127,6 @@ def test_the_span_of_a_request_says_what_became_of_it(make_traced, spans, kind):
         assert "trace" not in str([answer.headers for answer in answers]).lower()
 
 
-def test_an_observed_request_says_what_would_have_become_of_it(make_traced, spans):
-    world = make_traced(IDEMPOTENCY_ENFORCE=False)
-    add(world)
-    world.post(), world.post()
-    found = [(ours(span)["outcome"], ours(span)["would"]) for span in spans()]
-    assert found == [("observed", "executed"), ("observed", "replayed")]
-    assert ours(spans()[1])["first_status"] == 201
-
-
 ON_THE_WAY = {
     "a take-over": ({}, RuntimeError("canary"), {"attempt": 2}, "taken_over", "executed"),
     "the store": ({}, StoreUnavailable(), {}, "store_failed", "rejected"),

@@ -4,7 +4,7 @@ Random ways: the programs of ``tests/differential``.
 """
 
 import logging
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -13,7 +13,7 @@ import flask_restful
 import flask_restx
 import pytest
 import sqlalchemy as sa
-from flask import abort, after_this_request, g, request
+from flask import abort, after_this_request, request
 from werkzeug.exceptions import HTTPException, UnprocessableEntity
 
 from flask_idempotency import (
@@ -256,21 +256,6 @@ def test_an_error_that_nobody_handles_is_rolled_back_or_stored_as_failed(
     assert (len(runs), rows(shop)) == ((3, "") if atomic else (1, "1" if is_committed else ""))
     if atomic and config:
         assert len(undone(caplog)) == is_committed
-
-
-@ON_SQLITE
-@KINDS
-@pytest.mark.parametrize("words", ["buy", "buy, refuse"])
-def test_a_view_that_is_called_without_dispatch_has_no_hooks_and_needs_none(shop, atomic, words):
-    """As a command or a test calls it: its error is the caller's, and undoes the payment."""
-    build(shop, Way(words), atomic=atomic)
-    raises, headers = words != "buy", {"Idempotency-Key": "key-1"}
-    for number in range(2):
-        with shop.app.test_request_context("/payments", method="POST", headers=headers):
-            g.account_id = "alice"
-            with pytest.raises(Refused) if raises and (atomic or not number) else nullcontext():
-                assert is_replayed(shop.app.view_functions["pay"]()) == bool(number)
-        assert rows(shop) == ("" if raises and atomic else "1")
 
 
 @STORES
