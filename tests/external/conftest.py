@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -16,14 +15,13 @@ from unittest.mock import patch
 import psutil
 import psycopg2
 import pytest
-from flask import Flask
 
 import servers
-from flask_idempotency.cli import cli
 from laboratory import running
 from tests.external import shop as shop_program
 from tests.external.provider import Provider
 from tests.integration.apps import gunicorn_conf
+from tests.served import served
 from tests.waiting import wait_until
 
 ONCE = (1, 1, 1)
@@ -45,10 +43,8 @@ class Shop:
 
     url: str
     pid: int
-    environment: dict[str, str]
+    dsn: str
     provider: Provider
-    app: Flask
-    """The same application in this process, for commands."""
 
     def buy(self, order, policy="retry", **headers):
         """One request on a connection of its own; ``order`` is its key. ``x_kill`` is X-Kill."""
@@ -63,8 +59,7 @@ class Shop:
         return Reply(told, answer.body, answer.headers["Retry-After"], is_replayed)
 
     def sql(self, statement, *values):
-        dsn = servers.plain_dsn(self.environment["DATABASE_URL"])
-        with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
             cursor.execute(statement, values)
             return cursor.fetchall()
 
@@ -92,36 +87,24 @@ class Shop:
         finally:
             worker.resume()
 
-    def run(self, *arguments):
-        """What a command wrote, apart from its log. It must succeed."""
-        with patch.dict(os.environ, self.environment):
-            result = self.app.test_cli_runner().invoke(cli, arguments)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
 
 @pytest.fixture(scope="session")
 def provider():
-    with Provider() as running_provider:
-        threading.Thread(target=running_provider.serve_forever, daemon=True).start()
-        yield running_provider
-        running_provider.shutdown()
+    provider = Provider()
+    with served(provider.app) as url:
+        yield provider, url
 
 
 @contextmanager
 def open_shop(provider, database_url, redis_url):
     """Starts four workers: three may be held up, and one serves."""
-    port = str(provider.server_port)
-    environment = {"DATABASE_URL": database_url, "REDIS_URL": redis_url, "PROVIDER_PORT": port}
-    with patch.dict(os.environ, environment):
-        app = shop_program.create_app()
-    with app.app_context():
+    environment = {"DATABASE_URL": database_url, "REDIS_URL": redis_url, "PROVIDER_URL": provider[1]}
+    with patch.dict(os.environ, environment), shop_program.create_app().app_context():
         shop_program.db.create_all()
+        shop_program.db.engine.dispose()
     how = ("--log-level", "critical", "--workers", "4", "--config", gunicorn_conf.__file__)
     with running.gunicorn("tests.external.shop:create_app()", environment, *how) as (url, process):
-        yield Shop(url, process.pid, environment, provider, app)
-    with app.app_context():
-        shop_program.db.engine.dispose()
+        yield Shop(url, process.pid, servers.plain_dsn(database_url), provider[0])
 
 
 @pytest.fixture(scope="session")

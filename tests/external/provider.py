@@ -7,72 +7,53 @@ ledger. A second call with the same ``Idempotency-Key`` is given the first one's
 its gate is open. ``GET /find/<key>`` says what came of a call.
 """
 
-import json
+import socket
 import threading
 from collections import defaultdict
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from flask import Flask, jsonify, request
 
 HOLD_SECONDS = 20
 
 
-class Provider(ThreadingHTTPServer):
-    """The running provider, and what it did."""
+class Provider:
+    """The provider's application, and what it did."""
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Calls)
         self.effects: list[dict[str, str]] = []
         self.by_key: dict[str, dict[str, str]] = {}
         self.gates: dict[str, threading.Event] = defaultdict(threading.Event)  # of orders that are held
         self.lock = threading.Lock()
+        self.app = Flask("provider")
+        self.app.add_url_rule("/find/<key>", "find", lambda key: jsonify(self.by_key.get(key)))
+        self.app.add_url_rule("/<what>", "call", self.call, methods=["POST"])
 
     def ledger(self, order):
         """How many charges and mails there were for an order."""
         made = [effect["what"] for effect in list(self.effects) if effect["order"] == order]
         return made.count("charges"), made.count("mails")
 
+    def call(self, what):
+        order = request.get_json()["order"]
+        self.trouble("before", order)
+        effect = self.take_effect(what, order)
+        self.trouble("after", order)
+        return jsonify(effect)
 
-class Calls(BaseHTTPRequestHandler):
-    server: Provider
-
-    def do_GET(self):
-        self.answer(self.server.by_key.get(self.path.removeprefix("/find/")))
-
-    def do_POST(self):
-        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["order"]
-        if not self.trouble("before", order):
-            effect = self.take_effect(order)
-            if not self.trouble("after", order):
-                self.answer(effect)
-
-    def take_effect(self, order):
-        key, provider = self.headers["Idempotency-Key"], self.server
-        with provider.lock:
-            if key in provider.by_key and self.headers.get("X-Dedupe") != "off":
-                return provider.by_key[key]
-            what = self.path[1:]
-            effect = {"what": what, "order": order, "id": f"{what}-{len(provider.effects)}"}
-            provider.by_key[key] = effect
-            provider.effects.append(effect)
-            return effect
+    def take_effect(self, what, order):
+        key = request.headers["Idempotency-Key"]
+        with self.lock:
+            if key not in self.by_key or request.headers.get("X-Dedupe") == "off":
+                effect = {"what": what, "order": order, "id": f"{what}-{len(self.effects)}"}
+                self.by_key[key] = effect
+                self.effects.append(effect)
+            return self.by_key[key]
 
     def trouble(self, when, order):
-        """Make the trouble that was asked for; whether nothing is to be answered."""
-        what, _, at = self.headers.get("X-Trouble", "").partition("-")
+        """Make the trouble that was asked for."""
+        what, _, at = request.headers.get("X-Trouble", "").partition("-")
         if at == when and what == "hold":
-            self.server.gates[order].wait(HOLD_SECONDS)
-        return at == when and what == "drop"  # the connection is closed without an answer
-
-    def answer(self, body):
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def handle(self):
-        with suppress(ConnectionError):  # who asked may have been killed meanwhile
-            super().handle()
-
-    def log_message(self, *_):
-        pass
+            self.gates[order].wait(HOLD_SECONDS)
+        if at == when and what == "drop":
+            request.environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionAbortedError

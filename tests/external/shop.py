@@ -12,12 +12,15 @@ import os
 import signal
 from http.client import HTTPConnection, HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent, operation_executed
+
+JSON = {"Content-Type": "application/json"}
 
 db = SQLAlchemy()
 
@@ -39,10 +42,10 @@ def point(name):
 
 def call(method, path, *, key="", **headers):
     """Call the provider. Without a result nobody knows: whoever tries again, has the same key."""
-    connection = HTTPConnection("127.0.0.1", int(os.environ["PROVIDER_PORT"]), timeout=30)
+    connection = HTTPConnection(urlsplit(os.environ["PROVIDER_URL"]).netloc, timeout=30)
     body = json.dumps({"order": current_operation.key})
     try:
-        connection.request(method, path, body, {"Idempotency-Key": key, **headers})
+        connection.request(method, path, body, {**JSON, "Idempotency-Key": key, **headers})
         point(f"{path[1:]} sent")
         response = connection.getresponse()
         return json.loads(response.read())

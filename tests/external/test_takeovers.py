@@ -1,6 +1,5 @@
-"""Two workers: the lease of the first is over, and it is still alive. Or a person decides."""
+"""Two workers: the lease of the first is over, and it is still alive."""
 
-import json
 import uuid
 
 import pytest
@@ -64,35 +63,3 @@ def test_a_worker_stopped_in_an_atomic_step_is_waited_for(shop, clients, order):
     assert first.result().told == "201"
     assert shop.buy(order).body == first.result().body
     assert shop.counts(order) == ONCE
-
-
-def interrupt(shop, order, where):
-    """Kill the order's worker; its lease is over then. What ``list`` shows of its record."""
-    assert shop.buy(order, "hold", x_kill=where).told == ""
-    shop.wait_for_leases_to_end()
-    what = "--operation", "hold", "--state", "interrupted", "--limit", "1", "--json"
-    [line] = json.loads(shop.run("list", *what))
-    assert (line["state"], line["attempt"]) == ("interrupted", 1)
-    return str(line["key"])
-
-
-def test_an_operator_ends_it_and_then_lets_it_run_again(shop, order):
-    key = interrupt(shop, order, "charge made")
-    assert shop.buy(order, "hold").told == "409 operation-interrupted"
-    for end, told, counts in ((["--fail"], "500 operation-failed", (1, 0, 0)), ([], "201", ONCE)):
-        shop.run("release", "--why=asked", *end, key)
-        first, second = shop.buy(order, "hold"), shop.buy(order, "hold")
-        assert (first.told, second.body, second.replayed) == (told, first.body, True)
-        assert shop.counts(order) == counts
-
-
-@pytest.mark.parametrize("where", ["charge made", "charge recorded"])
-def test_an_operator_asks_the_provider_by_the_derived_key(shop, order, where):
-    """Whether the step was recorded or not: what the provider did is found."""
-    key = interrupt(shop, order, where)
-    (shown,) = json.loads(shop.run("show", key, "--derive", "charge", "--json"))
-    (derived,) = shown["derived"]
-    found = shop.provider.by_key[derived["derived_key"]]
-    assert (found["what"], found["order"]) == ("charges", order)
-    recorded = [(step["derived_key"], json.loads(step["result"])) for step in shown["steps"]]
-    assert recorded == [(derived["derived_key"], found)] * (where == "charge recorded")
