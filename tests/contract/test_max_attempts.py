@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from flask_idempotency import (
-    OperationInterrupted,
     RequestInProgress,
     Retryable,
     current_operation,
@@ -126,20 +125,6 @@ def test_an_operator_lets_it_run_so_often_again(shop):
         (listed,) = json.loads(run(cli, ["list", "--json"]).output)
         assert listed["state"] == "interrupted"
         assert run(cli, ["release", "--why=asked", listed["key"]]).exit_code == 0
-
-
-def test_outside_of_a_request_too(shop):
-    runs = []
-
-    def work():
-        runs.append(current_operation.attempt)
-        raise Retryable
-
-    with shop.app.app_context():
-        for expected in (Retryable, Retryable, OperationInterrupted, OperationInterrupted):
-            with pytest.raises(expected):
-                shop.idempotency.run("key", work, name="work", atomic=shop.atomic, max_attempts=2)
-    assert runs == [1, 2]
 
 
 @pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)

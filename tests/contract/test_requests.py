@@ -96,24 +96,6 @@ def shop(store, tmp_path, databases, redis_server, probing_at_once):
     shop.engine.dispose()
 
 
-def test_it_runs_once_and_replays(shop):
-    runs = []
-
-    def view():
-        runs.append(current_operation.attempt)
-        shop.pay()
-        return b"\x00\xff", 201, [("X-A", "1"), ("X-A", "2")]
-
-    shop.view(view)
-    first, retry = shop.post(), shop.post()
-    for response in first, retry:
-        assert (response.data, response.status_code) == (b"\x00\xff", 201)
-        assert response.headers.getlist("X-A") == ["1", "2"]
-    assert retry.headers["Idempotent-Replayed"] == "true"
-    assert shop.post(json={"other": 1}).status_code == 422
-    assert (runs, shop.count()) == ([1], 1)
-
-
 @pytest.mark.parametrize("keys", [1, 4])
 def test_many_at_once_run_once_for_each_key(shop, keys):
     barrier = threading.Barrier(CLIENTS)

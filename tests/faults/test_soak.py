@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.drivers import EACH
-from tests.faults.__main__ import caught, report
+from tests.faults.__main__ import report
 from tests.faults.checker import emptiness, violations
 from tests.faults.soak import LONGEST_VIEW_SECONDS, Machines, Plan, run
 from tests.waiting import PATIENCE_SECONDS
@@ -26,10 +25,3 @@ def test_every_guarantee_holds_while_workers_and_servers_crash(machines, tmp_pat
     empty = emptiness(history, plan.quota())
     print(report(plan, history, found, empty))
     assert (found, empty) == ([], [])
-
-
-@pytest.mark.of_tests
-@EACH
-def test_who_breaks_a_promise_is_caught(machines):
-    rules = {each.rule for each in caught("no_row_lock", 1, 5, machines)}
-    assert "more than one row" in rules

@@ -61,12 +61,6 @@ def test_attempts_count_since_the_last_release(attempt, released, spent):
     assert decide(found, claim) is (Next.GIVE_UP if spent else Next.TAKE_OVER)
 
 
-def test_an_expired_record_counts_as_new_whatever_it_says():
-    for state in State:
-        old = Record(b"k" * 32, "pay", state, OTHER, 3, expired=True)
-        assert decide(old, CLAIM) is Next.TAKE_OVER
-
-
 @pytest.mark.parametrize(
     ("age", "released", "hold", "retry", "other"),
     [
@@ -82,24 +76,10 @@ def test_what_was_interrupted_is_run_again_by_its_age_and_policy(age, released, 
     assert {policy: runs_again(found, policy, 60) for policy in expected} == expected
 
 
-class Stopped(Exception):
-    """As RQ stops a job."""
-
-    __module__, __qualname__ = "rq.timeouts", "JobTimeoutException"
-
-
-class Again(Exception):
-    """As Celery runs a job again."""
-
-    __module__, __qualname__ = "celery.exceptions", "Retry"
-
-
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
         (LookupError(), None),
-        (Stopped(), "interrupted"),
-        (Again(), "released"),
         (Retryable(), "released"),
         (TransactionConflict(), "released"),
         (KeyReused(), "interrupted"),

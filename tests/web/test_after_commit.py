@@ -2,11 +2,8 @@
 
 import functools
 import gc
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import copy_context
 
 import pytest
 from flask import Flask, abort
@@ -14,7 +11,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event, text
 from werkzeug.exceptions import Conflict
 
-from flask_idempotency import NotAtomic, after_commit, current_operation, idempotent
+from flask_idempotency import after_commit, current_operation, idempotent
 
 REQUESTS = ["with a key", "without a key", "unprotected"]
 KINDS = pytest.mark.parametrize("atomic", [True, False])
@@ -122,32 +119,6 @@ def test_what_cannot_be_called(world):
         for outside_or_inside in ask, run:
             with world.app.app_context(), pytest.raises(TypeError, match="after_commit was given"):
                 outside_or_inside()
-
-
-@KINDS
-def test_in_a_thread_that_outlives_the_operation(world, seen, atomic):
-    """The thread has a copy of the context, in which the operation still is the innermost."""
-    ended, late = threading.Event(), []
-
-    def work():
-        assert ended.wait(10)
-        with world.app.app_context():
-            after_commit(lambda: seen.append("at once"))
-
-    with ThreadPoolExecutor(1) as pool:
-
-        @world.app.post("/payments")
-        @idempotent(atomic=atomic)
-        def view():
-            late.append(pool.submit(copy_context().run, work))
-            return {}, 201
-
-        assert world.post().status_code == 201
-        assert seen == []
-        ended.set()
-        error = late[0].exception(10)
-    assert isinstance(error, NotAtomic) if atomic else error is None
-    assert seen == ([] if atomic else ["at once"])
 
 
 def test_where_the_extension_is_not_set_up(seen):

@@ -210,8 +210,10 @@ MISTAKES = [
     (lambda: idempotent(timeout=5), "timeout is not an option.* required, ttl, wait"),
     (lambda: idempotent(lease=5), "lease is an option for atomic=False"),
     (lambda: idempotent("payments"), "takes a view, or options by name"),
-    (lambda: idempotent(fingerprint=["/ok", "order"]), NO_POINTER.format("order")),
-    (lambda: idempotent(fingerprint=["/ok", "/order~2"]), NO_POINTER.format("/order~2")),
+    *(
+        (lambda wrong=wrong: idempotent(fingerprint=["/ok", wrong]), NO_POINTER.format(wrong))
+        for wrong in ("order", "#/foo", "/a~", "/order~2", " /foo")
+    ),
     (lambda: Idempotency(*reversed(bare_app()), scope=None), r"app is .*allowed: a flask\.Flask"),
     (lambda: Idempotency(*bare_app()), "the other's stored response.*scope=None"),
     (lambda: Idempotency(*bare_app(), scope="alice"), "scope is 'alice'; allowed: a callable"),

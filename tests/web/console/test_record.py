@@ -224,16 +224,3 @@ def test_names_and_reasons_are_text_and_what_turns_it_around_is_escaped(world, i
         for never in "\u202e", "<script>", "<b>m":
             assert never not in text
     assert r"&lt;script&gt;1&lt;/script&gt;" in mallory.get(f"/records/{interrupted}").text
-
-
-def test_what_is_older_than_its_ttl_is_released_only_by_who_has_seen_the_books(
-    world, browser, interrupted, audit
-):
-    form = f"/records/{interrupted}/release"
-    assert 'name="not_done"' not in browser.get(form).text
-    world.sql("update idempotency_record set created_at = now() - interval '25 hours'")
-    assert 'name="not_done"' in browser.get(form).text
-    answer = browser.act(interrupted, "release")
-    assert (answer.status_code, audit()) == (400, [])
-    assert "began 1 d 1 h ago, and its ttl is 1 d" in text_of(answer)
-    assert browser.act(interrupted, "release", not_done="yes").status_code == 303
