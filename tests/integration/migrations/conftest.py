@@ -64,15 +64,15 @@ def dispose(app):
 class Project:
     """Runs ``flask …`` in a folder, each command on an application of its own, as a process would."""
 
-    def __init__(self, folder, build, *arguments, **migrate):
-        self.folder, self._build, self._migrate = folder / "migrations", build, migrate
+    def __init__(self, folder, build, *arguments):
+        self.folder, self._build = folder / "migrations", build
         self.run("db", "init", *arguments)
 
     def run(self, *arguments):
         """The output of a command of Flask-Migrate or of ours, which must succeed."""
         app = self._build()
         app.cli.add_command(cli, "idempotency")
-        Migrate(app, app.extensions["sqlalchemy"], directory=str(self.folder), **self._migrate)
+        Migrate(app, app.extensions["sqlalchemy"], directory=str(self.folder))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "'get_engine' is deprecated")  # in Flask-Migrate's env.py
             result = app.test_cli_runner().invoke(args=arguments)

@@ -1,7 +1,8 @@
 """Records that earlier releases have stored are read for ever.
 
 The two files of SQL hold rows as :func:`store_all` wrote them, in the release that their first lines
-name. They are never edited: a release that stores something in a new way adds rows of its own.
+name. They are never edited: a release that stores something in a new way adds rows of its own. A table
+may have more columns and indexes than ours: an application's, or those of a release that was tried.
 """
 
 from pathlib import Path
@@ -10,9 +11,14 @@ import pytest
 from flask import Response
 
 from flask_idempotency import current_operation, idempotent
+from tests.integration.commands.running import runner
 from tests.killed import Killed
 
 KEYS = [b"0123456789abcdef0123456789abcdef"]
+WIDER = """
+ALTER TABLE idempotency_record ADD later JSON;
+CREATE INDEX ix_idempotency_record_later ON idempotency_record (created_at) WHERE later IS NOT NULL;
+"""
 
 
 def add_views(world):
@@ -58,14 +64,19 @@ def store_all(world):
 
 
 @pytest.mark.parametrize(
-    ("rows", "config"),
-    [("records.sql", {}), ("records_sealed.sql", {"IDEMPOTENCY_ENCRYPTION_KEYS": KEYS})],
+    ("rows", "added", "config"),
+    [
+        ("records.sql", "", {}),
+        ("records_sealed.sql", "", {"IDEMPOTENCY_ENCRYPTION_KEYS": KEYS}),
+        ("records.sql", WIDER, {}),
+    ],
+    ids=["plain", "sealed", "a wider table"],
 )
 def test_what_an_earlier_release_has_stored_is_replayed_and_continued(
-    make_world, probing_at_once, rows, config
+    make_world, probing_at_once, rows, added, config
 ):
     world = make_world(PROPAGATE_EXCEPTIONS=False, **config)
-    world.sql(Path(__file__).with_name(rows).read_text())
+    world.sql(Path(__file__).with_name(rows).read_text() + added)
     world.sql("update idempotency_record set created_at = now() - interval '2 hours',"
               " lease_expires_at = now() - interval '1 hour'"
               " where lease_expires_at is not null")  # fmt: skip
@@ -82,3 +93,12 @@ def test_what_an_earlier_release_has_stored_is_replayed_and_continued(
     expected = {"step": {"ü": [1, None]}, "attempt": 2}
     assert world.post("/interrupted", key="interrupted").json == expected
     assert done == []
+    run = runner(world.app)
+    [(digits,)] = world.sql("select encode(key, 'hex') from idempotency_record where steps is not null")
+    assert "step" in run("show", digits[:8]).output
+    assert "advice" not in run("check").output
+    assert run("create-table").output == "idempotency_record: nothing to do\n"
+    world.sql("update idempotency_record set expires_at = created_at")
+    assert world.post("/json", key="json").status_code == 201
+    assert done == ["json"]
+    assert run("purge").output == "3 expired records deleted\n"
