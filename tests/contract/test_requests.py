@@ -21,10 +21,11 @@ class Shop:
 
     def __init__(self, store, uri, redis_url, *, scope=None, tables=True, **config):
         self.app = Flask("shop")
-        self.app.config.update(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE=store, **config)
+        self.app.config.update(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE=store)
         if store in ("redis", "hybrid"):
             self.app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
             self.app.config["IDEMPOTENCY_REDIS_PREFIX"] = prefix_of(uri)
+        self.app.config.update(config)
         self.db = make_db()
         self.db.init_app(self.app)
 

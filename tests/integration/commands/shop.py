@@ -8,39 +8,29 @@ from typing import Any
 
 import redis
 import sqlalchemy as sa
-from flask import Flask, request
-from flask_sqlalchemy import SQLAlchemy
+from flask import request
 
-from flask_idempotency import (
-    Idempotency,
-    OperationInterrupted,
-    Retryable,
-    current_operation,
-    idempotent,
-)
+from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
+from tests.contract import test_requests
 from tests.integration.commands.running import ANSWER, build_console, runner
 from tests.killed import Killed
 
 KEY = "canary-key-7f3a"
 
 
-class Shop:
+class Shop(test_requests.Shop):
     """An application on a store, with a view for each way in which an operation may end."""
 
     def __init__(self, store: str, folder: Any, url: str, uri: str = "", **config: Any) -> None:
-        self.app, self.store = Flask("shop"), store
-        self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=uri or f"sqlite:///{folder}/shop.db",
-            IDEMPOTENCY_STORE=store,
-            IDEMPOTENCY_REDIS_URL=url if store == "redis" else None,
-            IDEMPOTENCY_REDIS_PREFIX=f"{folder.name}[*]:",
-            IDEMPOTENCY_MAX_RESPONSE_BYTES=2000,
-            PROPAGATE_EXCEPTIONS=False,
-        )
-        self.app.config.update(config)
-        self.db = SQLAlchemy(self.app)
-        scope = lambda: request.headers["X-User"]  # noqa: E731
-        Idempotency(self.app, self.db, scope=scope)
+        usual = {
+            "IDEMPOTENCY_REDIS_PREFIX": f"{folder.name}[*]:",
+            "IDEMPOTENCY_MAX_RESPONSE_BYTES": 2000,
+            "PROPAGATE_EXCEPTIONS": False,
+            "scope": lambda: request.headers["X-User"],
+        }
+        uri = uri or f"sqlite:///{folder}/shop.db"
+        super().__init__(store, uri, url, tables=False, **usual | config)
+        self.store = store
         build_console(self.app)
         self.run = runner(self.app)
         self.during: Callable[[], object] = dict
@@ -112,7 +102,7 @@ class Shop:
         return self.rows("show", digits)[0]
 
     def sql(self, statement: str, **values: Any) -> None:
-        with self.app.app_context(), self.db.engine.begin() as connection:
+        with self.engine.begin() as connection:
             connection.execute(sa.text(statement), values)
 
     def page(self, path: str, **form: str) -> Any:
@@ -122,6 +112,5 @@ class Shop:
         return client.post(path, data=form, headers=ours) if form else client.get(path)
 
     def close(self) -> None:
-        with self.app.app_context():
-            assert self.db.engine.pool.checkedout() == 0
-            self.db.engine.dispose()
+        assert self.engine.pool.checkedout() == 0
+        self.engine.dispose()

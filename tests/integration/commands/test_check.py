@@ -251,16 +251,14 @@ class TestOfRoutes:
         assert wrong == {"route": FAILED}
         assert "the view of the endpoint 'misplaced', is not protected by its @idempotent" in text
 
-    def test_a_class_that_protects_its_dispatch_is_not_misplaced(self, shop):
-        shop.protect(shop)
+    def test_a_class_that_protects_its_dispatch_is_not_and_the_options_of_protect_are_looked_at(
+        self, shop
+    ):
+        shop.protect(shop, other_binds=["logs"])
         shop.add("pay", Dispatched.as_view("pay"))
         every = "1 of 1 endpoints that change something are protected"
         assert said(shop, "routes") == ({}, every)
-
-    def test_the_options_of_protect_are_looked_at(self, shop):
-        shop.protect(shop, other_binds=["logs"])
-        for endpoint in "a", "b":
-            shop.add(endpoint, bare())
+        shop.add("send", bare())
         wrong, text = said(shop, "route")
         assert (wrong, "other_binds names 'logs'" in text) == ({"route": FAILED}, True)
 
@@ -273,16 +271,12 @@ class TestOfRoutes:
         assert wrong["route"] == FAILED
         assert text.startswith("pay is atomic, which the store 'redis' cannot be")
 
-    def test_it_says_whose_keys_they_are(self, shop, make_shop):
+    def test_it_says_whose_keys_they_are_and_that_all_is_switched_off(self, shop, make_shop):
         assert said(shop, "scope") == ({}, "one tenant")
         LoginManager(shop)
         wrong, text = said(shop, "scope")
         assert (wrong, "Flask-Login" in text) == ({"scope": ADVICE}, True)
         shop = make_shop(scope=tenant)
-        shop.add("pay", idempotent(view))
-        assert said(shop, "scope") == ({}, f"asked of {__name__}.tenant")
         shop.add("hook", idempotent(scope=None)(view))
         assert said(shop, "scope") == ({}, f"asked of {__name__}.tenant; one tenant at hook")
-
-    def test_it_says_that_all_is_switched_off(self, make_shop):
         assert said(make_shop(IDEMPOTENCY_ENABLED=False), "routes")[0] == {"routes": ADVICE}
