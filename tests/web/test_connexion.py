@@ -101,12 +101,3 @@ def test_without_them_a_commit_is_not_rolled_back_in_silence(bare, caplog):
         undone = f"the view of /.pay-{name} committed changes and raised an error whose response"
         assert caplog.text.count(undone) == 1
     assert bare.count() == 0
-
-
-def test_what_is_not_stored_is_rolled_back_as_in_flask(shop, caplog):
-    ends = {"busy": lambda: abort(503), "stranger": lambda: abort(401), "fails": lambda: 1 // 0}
-    shop.add(**ends, **{f"pay-{name}": idempotent(shop.paying(end)) for name, end in ends.items()})
-    for name in ends:
-        assert shop.post(f"pay-{name}") == shop.post(name)
-    assert "NotAtomic" not in caplog.text
-    assert shop.count() == 0

@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 
 import psycopg2
 import pytest
@@ -250,16 +250,6 @@ def connected(world):
     return closing(psycopg2.connect(plain_dsn(world.app.config["SQLALCHEMY_DATABASE_URI"])))
 
 
-@contextmanager
-def renewal(world):
-    """A connection with a renewal of the lease that is not committed yet."""
-    with connected(world) as connection:
-        connection.cursor().execute(
-            "update idempotency_record set lease_expires_at = lease_expires_at + interval '1 s'"
-        )
-        yield connection
-
-
 def pay(world):
     world.db.session.add(world.Payment(amount=5))
 
@@ -308,22 +298,6 @@ def test_what_it_wrote_commits_with_it_or_not_at_all(world, add, end):
     add(view)
     assert world.post().status_code == 201
     assert (world.count(), steps(world)) == (rows, [] if error else [("pay", 1)])
-
-
-@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
-def test_a_renewal_that_is_in_its_way_is_waited_for(make_world, background, level):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level})
-
-    @world.app.post("/payments")
-    @idempotent(atomic=False)
-    def view():
-        with renewal(world) as connection:
-            if current_operation.key == "waits":
-                background(lambda: (world.wait_until_blocked(), connection.commit()))
-            return {"paid": step("pay", lambda: 5, atomic=True)}, 201
-
-    assert world.post(key="waits").json == {"paid": 5}
-    assert world.post(key="in-vain").status_code == 503
 
 
 @pytest.mark.parametrize("flushed", [True, False])
