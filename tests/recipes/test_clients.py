@@ -1,7 +1,7 @@
 """The code for clients pays once for one thing: that of ``docs/clients.md``, and the recipes.
 
 Each recipe of ``example/recipes`` is a program that pays whenever it is told to; what it keeps is on
-disk. It meets a real shop whose workers die, and a server that does what its script says.
+disk. It meets a real shop in trouble, and a server that does what its script says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+import sqlalchemy as sa
+from flask import request
 
+from flask_idempotency import idempotent
 from tests.client.conftest import break_off, drop_after, drop_before, hang, respond, written
 from tests.recipes.conftest import TROUBLES as AT_WORK
 from tests.recipes.programs import API, KEEP, KINDS, Recipe, blocks, orders
@@ -53,7 +56,21 @@ def pay_until_done(pay, *url):
 
 @pytest.fixture(scope="module")
 def shop(start):
-    return start("api")
+    return start(payments_by_json)
+
+
+def payments_by_json(shop):
+    class Payment(shop.db.Model):
+        id = sa.Column(sa.Integer, primary_key=True)
+        amount = sa.Column(sa.Integer)
+
+    @shop.app.post("/payments")
+    @idempotent
+    def create_payment():
+        asked = request.form or request.get_json()  # Stripe's SDK sends forms
+        shop.db.session.add(Payment(amount=int(asked["amount"])))
+        shop.db.session.commit()
+        return {"id": 1}, 201
 
 
 @EACH
@@ -65,8 +82,8 @@ def test_whatever_happens_in_a_real_shop_after_a_lost_response_one_payment_is_ma
     shop.emptied()
     troubles = [*AT_WORK, 200, 204, 303, 401, 404, 409, 413, 503]
     random.Random(recipe.name).shuffle(troubles)
-    shop.meets("response is lost", *[each for each in troubles for _ in range(2)])
-    while shop.troubles.read_text() != "[]":
+    shop.troubles += ["response is lost", *[each for each in troubles for _ in range(2)]]
+    while shop.troubles:
         pay_until_done(pay, shop.url)
     assert len(shop.payments()) == 1
 
@@ -79,7 +96,7 @@ def test_the_deadline_ends_it_and_leaves_the_key(recipe, pay, server, ends):
     paid = pay(**SOON)
     assert paid["outcome"] != "done"
     assert paid["status"] in {ends[0], None}
-    assert len(server.seen) > 5
+    assert len(server.seen) > 2
     if recipe.name in KINDS:
         assert paid["outcome"] == "again"
         assert paid.get("waits", [1, 2, 4, 8, *[10] * 7]) == [1, 2, 4, 8, *[10] * 7]
