@@ -59,8 +59,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     out = [item for item in items if is_left_out(item.name)]
-    if tests.sessions.usual == "plain":
-        out += [item for item in items if "several_engines" in getattr(item, "fixturenames", ())]
     items[:] = [item for item in items if item not in out]
     config.hook.pytest_deselected(items=out)
 
@@ -74,11 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def driver(request: pytest.FixtureRequest) -> str:
     """SQLAlchemy's name of the driver of the applications: see ``tests.drivers``."""
     return getattr(request, "param", servers.urls.driver)
-
-
-@pytest.fixture
-def several_engines() -> None:
-    """For tests that need them. They are left out for plain sessions, which have one."""
 
 
 @pytest.fixture(scope="module")

@@ -72,9 +72,4 @@ def rejects(_world):
     return {"error": "no"}, 409
 
 
-def fails_nested(world):
-    with world.catching(), world.session.begin_nested():
-        world.sql("select 1 / 0")
-
-
 reads = sends("select count(*) from account")

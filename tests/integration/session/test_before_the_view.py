@@ -7,12 +7,11 @@ import sqlalchemy as sa
 from flask import g
 from psycopg2 import extensions
 
-from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, Family, NothingKept, Refused
+from tests.differential.harness import EQUAL, Family, NothingKept, Refused
 from tests.differential.schemas import TENANT, deferred_constraints, row_level_security
 from tests.integration.session.cases import (
     asks,
     fails,
-    fails_nested,
     pays,
     reads,
     rejects,
@@ -97,23 +96,8 @@ family.add(
     before=lambda world: world.pay(7),
     expect=Refused("nobody committed"),
 )
-family.add("a write, and a failure in begin_nested", then(fails_nested, pays), before=writes)
 
 # To roll the first unit back is to roll back what was before it.
-
-undoes = then(writes, rolls_back)
-
-
-def fails_in_the_flush(world):
-    with world.catching():
-        writes(world, None)
-
-
-def rolls_back_a_nested_part(world):
-    nested = world.session.begin_nested()
-    writes(world)
-    nested.rollback()
-    pays(world)
 
 
 def rolls_back_beside_another_session(world):
@@ -124,21 +108,9 @@ def rolls_back_beside_another_session(world):
     world.session.rollback()
 
 
-VIEWS = {
-    "rolls back": then(shows_the_user, undoes, shows_the_user, pays),
-    "fails in the flush": then(fails_in_the_flush, rolls_back, pays),
-    "closes": then(writes, lambda world: world.session.close(), pays),
-    "rolls back a nested part": rolls_back_a_nested_part,
-}
-for name, view in VIEWS.items():
-    family.add(f"an update, and the view {name}", view, before=changes_and_flushes)
+undoes = then(shows_the_user, writes, rolls_back, shows_the_user, pays)
+family.add("an update, and the view rolls back", undoes, before=changes_and_flushes)
 family.add("a read, and another session", rolls_back_beside_another_session, before=reads, pool=2)
-family.add(
-    "a tenant and a write rolled back",
-    then(rolls_back, shows_tenant, pays),
-    before=then(chooses_tenant, writes),
-    setup=row_level_security,
-)
 
 # What is refused, by name.
 
@@ -186,7 +158,6 @@ def nested_above(world, call):
 
 
 family.add("a failed statement", pays, before=fails_before, status=500, expect=FAILED)
-family.add("a failed flush", pays, before=fails_in_the_flush, status=500, expect=EQUAL_OR_REFUSED)
 family.add("a failed statement, rolled back", pays, before=then(fails_before, rolls_back))
 family.add("a decorator with begin_nested", writes, above=nested_above, expect=NESTED)
 for what, find in {

@@ -23,7 +23,6 @@ from tests.integration.session.cases import (
     then,
     writes,
 )
-from tests.sessions import factory_of
 
 family = Family(events=False, status=None)
 
@@ -190,41 +189,6 @@ def kept_after_a_rollback(world, write):
 for what, write, expect in (("a raw cursor", raw, EQUAL), ("a thread", elsewhere, SOUND_OR_REFUSED)):
     for way in (undone_by_begin_nested, undone_by_a_rollback, kept_after_a_rollback):
         family.add(f"{what}, {way.__name__}", partial(way, write=write), expect=expect)
-
-
-def undone_in_begin_nested(world):
-    nested = world.session.begin_nested()
-    writes(world)
-    nested.rollback()
-
-
-def touches(world):
-    """Nothing is sent in the unit but what the listener sends."""
-    world.session.connection()
-
-
-def writes_in_after_begin(world):
-    @sa.event.listens_for(factory_of(world.app, world.db), "after_begin")
-    def write(_session, _transaction, connection):
-        raw(connection)
-
-
-def executes_by_itself(world):
-    """An engine whose listener sends the statements, and says that it did."""
-
-    @sa.event.listens_for(world.engine, "do_execute")
-    def send(cursor, text, values, _context):
-        cursor.execute(text, values)
-        return True
-
-
-undo = then(writes, rolls_back)
-for arranged in (writes_in_after_begin, executes_by_itself):
-    for view, do in {
-        "undoes and pays": then(undo, undone_in_begin_nested, pays, undo),
-        "rolls back at once": then(touches, rolls_back, pays, touches, rolls_back),
-    }.items():
-        family.add(f"{arranged.__name__}, {view}", do, setup=arranged, status=201)
 
 
 @family.each()

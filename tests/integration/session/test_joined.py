@@ -5,11 +5,8 @@ That everything works in it as it does without us: ``tests/differential``, and t
 
 import pytest
 import sqlalchemy as sa
-from flask import request
-from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy.orm import sessionmaker
 
-from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
+from flask_idempotency import ConfigurationError, NotAtomic, current_operation
 from tests.drivers import has_own_cursors, own_cursor
 from tests.integration.views import pay_once, protect
 from tests.sessions import factory_of
@@ -57,30 +54,6 @@ def test_the_operations_connection_is_in_the_sessions_transaction_if_there_is_on
     assert [amount for (amount,) in world.sql("select amount from payment order by 1")] == rows
 
 
-def test_what_is_deferred_from_now_on_fails_one_request_late_and_the_next_in_time(world):
-    """A migration runs while the process does: only COMMIT proves that its knowledge is old."""
-    world.sql("create table entry (place int)")
-    world.sql("insert into entry values (13)")
-
-    @world.app.post("/payments")
-    @idempotent
-    def unlucky():
-        if request.args:
-            return {}, 201
-        world.db.session.execute(sa.text("insert into entry values (13)"))
-        try:
-            world.db.session.commit()
-        except sa.exc.SQLAlchemyError:
-            world.db.session.rollback()
-            return {}, 409
-        return {}, 201
-
-    assert world.post("/payments?warm", key="warm").status_code == 201
-    world.sql("alter table entry add constraint one unique (place) deferrable initially deferred")
-    assert [world.post().status_code for _ in range(2)] == [500, 409]
-    assert world.count("entry") == 1
-
-
 # How it comes back to the pool, and how its commits wait for the disk.
 
 
@@ -114,45 +87,42 @@ def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, 
     assert world.sql("select amount from payment where amount > 1") == [(2,)]
 
 
-NOTE = "select current_setting('synchronous_commit')"
-
-
-def note_commits(world, when):
-    """Note how each write of a record waits for the disk."""
-    world.sql("create table commits (how text)")
-    world.sql(
-        "create function note() returns trigger language plpgsql as $$"
-        f" begin insert into commits {NOTE}; return null; end $$"
-    )
-    world.sql(f"create {when} for each row execute function note()")
-
-
-def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(world):
-    database = world.sql("select current_database()")[0][0]
-    world.sql(f"alter database {database} set synchronous_commit = off")
-    with world.app.app_context():
-        world.db.engine.dispose()
-    deferred = "on idempotency_record deferrable initially deferred"
-    note_commits(world, f"constraint trigger note after update {deferred}")
-    protect(world, list)
-    assert world.post().status_code == 200
-    assert world.sql("select how from commits") == [("on",)]
-    assert world.sql(NOTE) == [("off",)]
+WAITS = "select current_setting('synchronous_commit')"
 
 
 @pytest.mark.parametrize(
-    ("options", "reads", "waits"),
-    [({}, False, "off"), ({}, True, "off"), ({"atomic": False}, False, "on")],
-    ids=["on a connection of its own", "in the session's transaction", "with a lease"],
+    ("server", "options", "reads", "claim", "end"),
+    [
+        ("on", {}, False, "off", "on"),
+        ("on", {}, True, "off", "on"),
+        ("on", {"atomic": False}, False, "on", "on"),
+        ("off", {}, False, "off", "on"),
+    ],
+    ids=["on its own connection", "in the session's", "with a lease", "an asynchronous server"],
 )
-def test_only_a_claim_that_is_all_there_is_waits_for_the_disk(world, options, reads, waits):
+def test_a_response_waits_for_the_disk_and_only_a_claim_that_is_all_there_is(
+    world, server, options, reads, claim, end
+):
     """That of an atomic operation is lost only together with what the view commits after it."""
-    note_commits(world, "trigger note after insert on idempotency_record")
+    database = world.sql("select current_database()")[0][0]
+    world.sql(f"alter database {database} set synchronous_commit = {server}")
+    world.sql("create table commits (what text, how text)")
+    world.sql(
+        "create function note() returns trigger language plpgsql as $$ begin"
+        f" insert into commits values (tg_op, ({WAITS})); return null; end $$"
+    )
+    world.sql(
+        "create constraint trigger note after insert or update on idempotency_record"
+        " deferrable initially deferred for each row execute function note()"
+    )
+    with world.app.app_context():
+        world.db.engine.dispose()
     if reads:
         world.app.before_request(lambda: world.db.session.execute(sa.text("select 1")) and None)
     protect(world, list, **options)
     assert world.post().status_code == 200
-    assert world.sql("select how from commits") == [(waits,)]
+    assert world.sql("select * from commits") == [("INSERT", claim), ("UPDATE", end)]
+    assert world.sql(WAITS) == [(server,)]
 
 
 # Refused, or warned about, before it commits.
@@ -216,27 +186,6 @@ def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view):
     with pytest.raises(ConfigurationError, match="does not join"):
         world.post()
     assert ran == []
-
-
-@pytest.mark.parametrize("status", [201, 503])
-def test_what_makes_them_may_be_replaced_later_if_it_is_no_double(make_world, status):
-    world = make_world(db=SQLAlchemy())
-
-    def pay():
-        world.db.session.remove()  # so the next one is made in the view
-        pay_once(world)
-        return {}, status
-
-    protect(world, pay)
-    with world.app.app_context():
-        world.db.session.session_factory = sessionmaker(world.db.engine)
-    assert [world.post().status_code for _ in range(2)] == [status] * 2
-    assert world.count() == (status == 201)
-    world.assert_clean()
-    world.app.testing = True
-    world.db.session.session_factory = object
-    with pytest.raises(ConfigurationError, match="not a scoped_session over a sessionmaker"):
-        world.post(key="key-2")
 
 
 # A statement of the session has failed, and nobody has rolled back when the operation ends.

@@ -267,20 +267,6 @@ def test_a_bind_that_is_not_there_is_named(view):
         world.post()
 
 
-@pytest.mark.usefixtures("several_engines")
-def test_engines_that_were_made_anew_are_refused(make_world, postgres, add_view):
-    """As where a suite gives each of its workers a database: after ``init_app``."""
-    world, others = make_world(), postgres.database("made_anew")
-    add_view(world)
-    world.app.testing = True
-    del world.app.extensions["sqlalchemy"]
-    world.app.config["SQLALCHEMY_DATABASE_URI"] = others
-    world.db.init_app(world.app)
-    for _ in range(2):
-        with pytest.raises(NotAtomic, match="another bind, the database made_anew"):
-            world.post(key="key-2")
-
-
 @BOTH
 def test_a_lock_is_not_taken_for_another_ones(world):
     """What an earlier lock in the same transaction left says nothing: here are three jobs in one."""
