@@ -8,10 +8,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,22 +62,6 @@ def test_the_sdist_is_the_project_and_the_wheel_is_the_package(artefacts):
     with tarfile.open(artefacts.sdist) as packed:
         programs = {one.name.partition("/")[2] for one in packed if one.isfile() and one.mode & 0o100}
     assert {".ci/run", ".ci/due"} <= programs
-
-
-def test_the_wheel_works_where_the_source_is_not(artefacts, tmp_path):
-    """An environment with the wheel, and this one's packages except the project itself."""
-    venv.create(tmp_path / "venv")
-    [packages] = (tmp_path / "venv/lib").glob("python*/site-packages")
-    with zipfile.ZipFile(artefacts.wheel) as wheel:
-        wheel.extractall(packages)  # noqa: S202
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
-    python = tmp_path / "venv/bin/python"
-    smoke = [python, "-I", ROOT / ".ci/smoke.py"]
-    done = subprocess.run(smoke, cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (packages / "flask_idempotency/py.typed").unlink()
-    done = subprocess.run(smoke, cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert "the package lacks ['py.typed']" in done.stderr
 
 
 def test_the_metadata_has_the_extras_for_users_and_each_python(artefacts):

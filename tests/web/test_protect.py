@@ -278,8 +278,8 @@ RIGHT = {
 }
 
 
-def register(shop, order, target=None):
-    route = (target or shop.app).route("/payments", methods=["GET", "POST", "PUT"], endpoint="pay")
+def register(shop, order):
+    route = shop.app.route("/payments", methods=["GET", "POST", "PUT"], endpoint="pay")
     view = shop.pay
     for decorator in reversed(order):
         view = route(view) if decorator is ROUTE else decorator(view)
@@ -303,20 +303,6 @@ def test_above_the_route_it_is_refused_by_name(shop, order, covered):
 def test_below_the_route_it_protects(shop, order):
     register(shop, order)
     assert shop.found() == "covered"
-
-
-def test_of_a_blueprint_in_two_places_and_applications_all_are_refused_unless_exempt(shop):
-    blueprint = Blueprint("bills", __name__)
-    register(shop, WRONG["at once"], blueprint)
-    for each in shop, Shop():
-        for name in "a", "b":
-            each.app.register_blueprint(blueprint, name=name, url_prefix=f"/{name}")
-        assert {each.found(f"/{name}/payments") for name in "ab"} == {"refused"}
-    named = r"tests\.web\.test_protect\.Shop\.__init__.*\.pay, the view of the endpoint 'a\.pay'"
-    with pytest.raises(ConfigurationError, match=named):
-        shop.post("/a/payments")
-    shop.idempotency.exempt(shop.pay)
-    assert shop.found("/a/payments") == "plain"
 
 
 def as_method(view):
