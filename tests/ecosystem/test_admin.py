@@ -56,18 +56,3 @@ def test_a_form_that_is_sent_again_creates_once_and_a_corrected_one_has_another_
     assert client.post("/admin/plain/new/", data={"amount": "5"}).status_code == 400  # it has no field
     assert shop.count() == 2
     shop.assert_clean()
-
-
-def test_an_edit_and_a_deletion(shop):
-    client = shop.client
-    client.post(NEW, data={"amount": "5", **key_in(client.get(NEW))})
-    [(number,)] = shop.sql("select id from payment")
-    path = f"/admin/payment/edit/?id={number}"
-    sent = {"amount": "6", **key_in(client.get(path))}
-    assert [client.post(path, data=sent).status_code for _ in range(2)] == [302, 302]
-    assert shop.sql("select amount from payment") == [(6,)]
-    # The list's button has no field: a script may send the header.
-    gone = {"data": {"id": number}, "headers": {"Idempotency-Key": "gone"}}
-    answers = [client.post("/admin/payment/delete/", **gone) for _ in range(2)]
-    assert [each.headers.get("Idempotent-Replayed") for each in answers] == [None, "true"]
-    assert shop.count() == 0

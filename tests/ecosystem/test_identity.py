@@ -63,7 +63,6 @@ def with_security(make_world: Any, place: str, _redis_server: Any) -> Any:
         SECURITY_PASSWORD_SALT="1",
         SECURITY_PASSWORD_HASH="plaintext",
         SECURITY_PASSWORD_SCHEMES=["plaintext"],
-        SECURITY_TRACKABLE=True,
         SECURITY_EMAIL_VALIDATOR_ARGS={"check_deliverability": False},
         WTF_CSRF_ENABLED=False,
     )
@@ -84,7 +83,7 @@ def with_security(make_world: Any, place: str, _redis_server: Any) -> Any:
         for name in "alice", "bob":
             users.create_user(email=f"{name}@example.com", password=hash_password("a long one"))
         world.db.session.commit()
-    world.guard = auth_required("session", "token")
+    world.guard = auth_required("session")
     world.user = lambda: current_user.email.partition("@")[0]
 
     def client(user: str) -> Any:
@@ -92,8 +91,7 @@ def with_security(make_world: Any, place: str, _redis_server: Any) -> Any:
         client.environ_base["HTTP_ACCEPT"] = "application/json"
         if user != "nobody":
             who = {"email": f"{user}@example.com", "password": "a long one"}
-            signed_in = client.post("/login?include_auth_token", json=who).json["response"]
-            client.token = signed_in["user"]["authentication_token"]
+            client.post("/login", json=who)
         return client
 
     world.of = client
@@ -171,8 +169,8 @@ def shop(request: Any, make_world: Any, redis_server: Any) -> Any:
         world.app.config["SESSION_REDIS"].close()
 
 
-def post(client: Any, key: str = "key-1", **headers: str) -> Any:
-    return client.post("/payments", json={"amount": 5}, headers={"Idempotency-Key": key, **headers})
+def post(client: Any, key: str = "key-1") -> Any:
+    return client.post("/payments", json={"amount": 5}, headers={"Idempotency-Key": key})
 
 
 def test_each_user_has_keys_of_its_own_and_a_retry_changes_nothing(shop):
@@ -192,15 +190,3 @@ def test_who_is_not_let_in_sees_no_replay_and_stores_nothing(shop):
     assert stranger.status_code == 401
     assert "Idempotent-Replayed" not in stranger.headers
     assert shop.count() == len(shop.records()) == 1
-
-
-@pytest.mark.parametrize("shop", [SHOPS["security"]], indirect=True, ids=["security"])
-def test_the_token_of_a_user_finds_its_keys_until_it_signs_out(shop):
-    client = shop.of("alice")
-    assert post(client).status_code == 201
-    elsewhere = post(shop.of("nobody"), **{"Authentication-Token": client.token})
-    assert elsewhere.headers["Idempotent-Replayed"] == "true"
-    assert shop.sql('select login_count from "user" where login_count > 0') == [(1,)]
-    client.post("/logout")
-    assert post(client).status_code == 401
-    assert shop.count() == 1

@@ -111,20 +111,3 @@ def test_an_interrupted_message_leaves_no_connection_in_the_pool(make_shop, monk
     assert driver.closed
     assert world.post(key="interrupted").status_code == 201
     world.assert_clean()
-
-
-class Counted(psycopg.types.string.ByteaLoader):
-    def load(self, data):
-        return len(data)
-
-
-def test_a_record_is_read_whatever_the_application_makes_of_its_types(
-    make_world, add_view, assert_replayed
-):
-    world = make_world()
-    add_view(world)
-    with world.app.app_context():
-        load = lambda driver, _: driver.adapters.register_loader("bytea", Counted)  # noqa: E731
-        sa.event.listen(world.db.engine, "connect", load)
-        world.db.engine.dispose()
-    assert_replayed(world.post(), world.post())

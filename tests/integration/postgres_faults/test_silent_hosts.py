@@ -35,13 +35,13 @@ exec(compile(code_of_the_page("SQLALCHEMY_ENGINE_OPTIONS"), str(PAGE), "exec"), 
 OPTIONS = page.config["SQLALCHEMY_ENGINE_OPTIONS"]
 SHORTER = {
     "connect_timeout": 2,
-    "tcp_user_timeout": 3000,
-    "keepalives_idle": 3,
+    "tcp_user_timeout": 2000,
+    "keepalives_idle": 2,
     "keepalives_interval": 1,
 }
 assert all(value <= OPTIONS["connect_args"][name] for name, value in SHORTER.items())
 OPTIONS["connect_args"] |= SHORTER
-CONNECT, LOST, PROBED = 2, 3, 3 + 1
+CONNECT, LOST, PROBED = 2, 2, 2 + 1
 
 
 @pytest.fixture

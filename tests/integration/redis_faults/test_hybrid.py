@@ -96,25 +96,6 @@ def test_a_redis_slower_than_its_timeout_costs_one_timeout_and_leaves_a_lock_tha
     assert (len(runs), others, world.count()) == (6, [], 6)
 
 
-def test_a_worker_that_cannot_reach_redis_lets_nobody_in(
-    make_world, postgres, own_redis, proxy, behind, add_view, gate, background
-):
-    """Redis can be reached by the other worker alone."""
-    url = postgres.database("split_redis")
-    world = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=own_redis.url)
-    first_worker = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=proxy.url)
-    proxy.refuse()
-    proxy.cut()
-    runs, others = add_view(first_worker, during=gate), add_view(world)
-    first = background(first_worker.post)
-    gate.wait_until_reached()
-    assert [world.post().status_code for _ in range(2)] == [409, 409]
-    gate.open()
-    assert first.result().status_code == 201
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-    assert (runs, others, world.count()) == ([1], [], 1)
-
-
 def test_a_marker_of_what_a_restored_backup_has_lost_hides_no_first_request(
     world, behind, add_view, assert_replayed
 ):

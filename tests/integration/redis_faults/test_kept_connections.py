@@ -1,10 +1,8 @@
 """The connections of our own client: whose reply is read, and what becomes of them in trouble."""
 
-import os
 import secrets
 import signal
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -100,24 +98,6 @@ def test_many_threads_each_get_their_own_replies(own_redis, behind):
     with ThreadPoolExecutor(threads) as pool:
         assert list(pool.map(ask_often, range(threads))) == [rounds] * threads
     assert connected(behind) - before <= threads
-
-
-def test_a_forked_process_leaves_its_parents_connections_alone(own_redis, behind):
-    ask = sender(own_redis.url + PATIENT)
-    assert echo(ask)
-    before = connected(behind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # pytest has threads of its own
-        child = os.fork()
-    if not child:
-        own_replies = False
-        try:
-            own_replies = all(echo(ask) for _ in range(100))
-        finally:
-            os._exit(not own_replies)
-    assert all(echo(ask) for _ in range(100))
-    assert os.waitpid(child, 0)[1] == 0
-    assert connected(behind) == before + 1
 
 
 def test_a_connection_is_used_again_and_one_that_the_server_closed_costs_no_pause(
