@@ -6,7 +6,6 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from html import unescape
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from flask.testing import FlaskClient
 
 from example.seed import ALICE, BOB
-from laboratory import __main__
 from laboratory.page import create_app
 from laboratory.stage import Stage, open_stage
 from laboratory.stories import MANY, STORIES
@@ -88,32 +86,6 @@ def test_a_press_tells_the_story(stage: Stage, client: FlaskClient, name: str) -
     assert books(stage, "with") == WITH[name]
     assert "not what the story tells" not in page
     assert STORIES[name].told in page
-
-
-def test_the_check_presses_each_button_and_holds_it_against_what_is_told(
-    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stories = {name: STORIES[name] for name in ("pay", "lost-response")}
-    monkeypatch.setattr(__main__, "STORIES", stories)
-    assert __main__.check(stage, 2) == 0
-    output = capsys.readouterr().out
-    assert "Idempotent-Replayed: true" in output
-    told = [line.partition(" — ")[0] for line in output.splitlines() if " — " in line]
-    assert told == [story.button for story in stories.values()]
-    assert output.rstrip().endswith("All as expected.")
-    stories["pay"] = replace(STORIES["pay"], lanes=STORIES["lost-response"].lanes)
-    assert __main__.check(stage, 1) == 1
-    assert "pay, without: " in capsys.readouterr().out
-
-
-def test_money_that_is_used_up_starts_both_lanes_over(stage: Stage, client: FlaskClient) -> None:
-    stage.lane("without").rows("UPDATE account SET balance = 100")
-    press(client, "/stories/pay")
-    assert books(stage, "without") == books(stage, "with") == ([1250], [], [])
-    press(client, "/reset")
-    for lane in "without", "with":
-        assert books(stage, lane) == ([], [], [])
-        assert stage.lane(lane).records() == stage.lane(lane).orders() == []
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,6 @@ def client(wrapped=None, **options):
     return httpx.Client(transport=IdempotentTransport(wrapped), **options)
 
 
-def test_a_mock_transport_needs_no_change():
-    def handle(request):
-        keys.append(request.headers[KEY])
-        return script.pop(0)
-
-    problem = {"type": "/problems/request-in-progress"}
-    keys, script = [], [httpx.Response(409, json=problem), httpx.Response(201, stream=Parts(b"{}"))]
-    response = client(httpx.MockTransport(handle)).post(URL)
-    assert (response.status_code, response.json()) == (201, {})
-    assert keys == [response.request.headers[KEY]] * 2
-
-
 class Parts(httpx.SyncByteStream):
     """A stream that can be read once."""
 

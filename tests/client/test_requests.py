@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 
 import pytest
 import requests
@@ -56,16 +55,6 @@ class TestSession:
         assert server.keys == ["of-the-job"]
         with pytest.raises(ValueError, match="^The header Idempotency-Key is empty"):
             session.post(server.url, headers={KEY: None})
-
-    def test_one_in_another_process_is_the_same_session(self, server, time):
-        original = IdempotentSession()
-        original.trust_env, original.timeout, original.header = False, 0.1, "X-Key"
-        server.script += [drop_before, hang]
-        with pickle.loads(pickle.dumps(original)) as session:  # noqa: S301
-            response = session.post(server.url)
-        assert not was_replayed(response), "the server knows no X-Key"
-        assert response.request.headers["X-Key"]
-        assert len(server.seen) == 3
 
     def test_a_file_is_sent_from_where_it_stands(self, server, session):
         file = io.BytesIO(b"head abc")
@@ -124,14 +113,6 @@ class TestFraming:
         with pytest.raises(requests.ConnectionError, match="broke off") as lost:
             session.post(server.url, stream=stream)
         assert server.keys == [lost.value.request.headers[KEY]] * 12
-
-    @pytest.mark.parametrize("coding", ["chunked ", "identity, chunked", "Chunked"])
-    def test_chunks_are_read_as_a_plain_session_reads_them(self, server, session, coding):
-        head = f"HTTP/1.1 201 CREATED\r\nTransfer-Encoding: {coding}\r\nConnection: close\r\n\r\n"
-        whole = head + '4\r\n{"id\r\n4\r\n":1}\r\n0\r\n\r\n'
-        server.script += [written(whole[: whole.index("}")]), work, written(whole)]
-        assert was_replayed(session.post(server.url)), "a body that was cut off"
-        assert session.post(server.url).content == b'{"id":1}'
 
     def test_a_response_after_an_interim_one_is_that_of_its_own_call(self, server, session):
         """http.client takes each 1xx but 100 for the response, and the real one comes after it."""
