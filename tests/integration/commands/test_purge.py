@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 import servers
+from flask_idempotency.stores.postgres import statements
 from tests.integration.commands.purging import EXPIRE, FILL, outside, purge, purged, send_purge
 from tests.integration.commands.running import PROGRAM, ROOT
 from tests.waiting import wait_until
@@ -52,6 +53,49 @@ def test_many_go_in_batches_each_its_own_transaction(world):
     sizes = world.sql("select count(*) from deletion group by xid order by xid")
     assert [size for (size,) in sizes] == [700] * 7 + [100]
     assert world.records() == []
+
+
+def test_the_search_reads_no_other_records_and_none_twice(world):
+    world.sql(FILL.format(5000))
+    plan = plan_of_purge(world)
+    assert "Tid Scan on " in plan, plan
+    assert plan.count("Index Scan using ") == 1, plan
+    world.sql("update idempotency_record set expires_at = now() + interval '1 h'")
+    world.sql("analyze idempotency_record")
+    plan = plan_of_purge(world)
+    assert "Index Cond: ((expires_at <= " in plan, plan
+    assert "Rows Removed by Filter" not in plan, plan
+
+
+def plan_of_purge(world: Any) -> str:
+    with outside(world) as cursor:
+        message = statements.PURGE.format(table="idempotency_record", role="'none'")
+        before, _, statement = message.rpartition(";")
+        cursor.execute(before)
+        values = {"batch": 1000, "since": "-infinity"}
+        cursor.execute("explain (analyze, buffers) " + statement, values)
+        return "\n".join(line for (line,) in cursor.fetchall())
+
+
+def test_batches_do_not_read_again_what_older_transactions_still_see(make_world, postgres):
+    # An index points to deleted rows until no transaction sees them any more, and then until a VACUUM.
+    world = make_world(SQLALCHEMY_DATABASE_URI=postgres.database("purged"))  # has counted nothing yet
+    world.sql(FILL.format(5000))
+    with outside(world) as older:
+        older.execute("set transaction isolation level repeatable read; select 1")
+        assert purged(world, 100) == [100] * 50
+        wait_until(lambda: rows_read(world) >= 5000, "the backends have reported")
+        assert rows_read(world) < 5100
+
+
+def rows_read(world: Any) -> int:
+    """Entries of the index on ``expires_at`` that were read, once the backends have reported it."""
+    with world.app.app_context():
+        world.db.engine.dispose()  # a backend reports when it ends, at the latest
+    return world.sql(
+        "select idx_tup_read from pg_stat_user_indexes"
+        " where indexrelname = 'ix_idempotency_record_expires_at'"
+    )[0][0]
 
 
 def test_a_record_renewed_at_that_instant_stays(world):
