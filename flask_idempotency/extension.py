@@ -63,13 +63,13 @@ T = TypeVar("T")
 class Idempotency:
     """Flask-Idempotency, for one or several applications.
 
-    ``scope`` says whose an idempotency key is: a callable that returns the tenant's or user's id
-    (``str``, ``int`` or ``UUID``; ``None`` or ``""`` if nobody is signed in), or ``None`` for an API
-    with one tenant. It has no default. ``db`` is the application's Flask-SQLAlchemy object, or its
-    Flask-SQLAlchemy-Lite one with the ``metadata`` of the models; the default is the one registered on
-    the application. An application without them gives its ``session``, a
-    ``scoped_session(sessionmaker(engine))``, and the ``metadata``. ``redis`` is a ready redis-py client
-    in place of ``IDEMPOTENCY_REDIS_URL``. These arguments are the defaults for :meth:`init_app`.
+    ``scope`` is a callable that returns whose key it is: the tenant's or user's id (``str``, ``int`` or
+    ``UUID``; ``None`` or ``""`` if nobody is signed in); or ``None`` for an API with one tenant. It has
+    no default. ``db`` is the application's Flask-SQLAlchemy object, by default the one registered on
+    it, or its Flask-SQLAlchemy-Lite one with the ``metadata`` of the models. An application without
+    them gives its ``session``, a ``scoped_session(sessionmaker(engine))``, and the ``metadata``.
+    ``redis`` is a ready redis-py client in place of ``IDEMPOTENCY_REDIS_URL``. All are defaults for
+    :meth:`init_app`.
 
     Raises :class:`ConfigurationError` for any wrong setting.
     """
@@ -174,15 +174,13 @@ class Idempotency:
         """Protect the views of an application or a blueprint: every POST and PATCH, or ``methods``.
 
         It stands above the views' own decorators: a ``@login_required`` below it does not guard a
-        replay, so ``scope`` must find nobody for an unauthenticated caller (401), or
-        ``authorize_replay`` refuse. A view with ``@idempotent`` of its own keeps it; :meth:`exempt`
-        targets are left out, and so is a request for which ``skip(request)`` is true. It is called once
-        for each request, before the body is read and before the application's own ``before_request``
-        functions.
+        replay. A view with ``@idempotent`` of its own keeps it. Left out are :meth:`exempt` targets,
+        and each request for which ``skip(request)`` is true; that is called before the body is read and
+        before the application's ``before_request`` functions. ``options`` are those of a route, without
+        ``name``.
 
-        Call it before the first request, before or after the views and the blueprint are registered;
-        for an application, after :meth:`init_app`.
-        Raises ``ConfigurationError`` for a wrong option, and for ``name``, which is for one view alone.
+        Call it before the first request; for an application, after :meth:`init_app`. Raises
+        ``ConfigurationError`` for a wrong option.
         """
         if not isinstance(target, (Flask, Blueprint)):
             raise ConfigurationError(
@@ -210,32 +208,25 @@ class Idempotency:
     ) -> T:
         """Run ``function(*args)`` at most once for each key, outside of a request or beside its view.
 
-        For webhook consumers, queue workers and scripts, inside an application context. What the
-        function writes in ``db.session`` commits together with its result; with ``atomic=False`` it
-        may use :data:`current_operation`'s steps. The result must be JSON; every later call returns it
-        again. ``scope`` says whose key it is (``str``, ``int``, ``UUID`` or None); it may be left out
-        if the application has one tenant. ``payload`` is any JSON: the same key with another payload is
-        rejected. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the function's module
-        and name; needed where those differ between processes, as in a script),
-        ``other_binds``, ``atomic``, ``max_attempts``, ``refuse_old_keys``, ``lease``,
-        ``on_interrupted``.
+        Needs an application context. What the function writes in ``db.session`` commits together with
+        its result, which must be JSON; every later call returns it again. ``scope`` says whose key it
+        is (``str``, ``int``, ``UUID`` or None); it may be left out if the application has one tenant.
+        ``payload`` is any JSON: the same key with another payload is rejected. ``options`` are those of
+        a route that need no request; ``name`` is by default the function's module and name.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
-        :class:`OperationInterrupted`, :class:`StoreUnavailable`, :class:`OperationFailed` where an
-        operation that is not atomic has failed before, and :class:`NotAtomic` where ``db.session``
-        holds changes that the caller has not committed: they would end with the operation.
+        :class:`OperationInterrupted`, :class:`OperationFailed` where an operation that is not atomic
+        has failed before, :class:`Retryable`, :class:`TransactionConflict`, :class:`StoreUnavailable`,
+        and :class:`NotAtomic` where ``db.session`` holds changes that the caller has not committed.
         """
         return cast("T", run.run(key, function, args, scope, payload, options))
 
     def exempt(self, target: T) -> T:
         """Leave something out of :meth:`protect`: a view, a blueprint, or an endpoint by its name.
 
-        Also a decorator for a view function, a view class or one of its methods. The name is the full
-        one, such as ``"shop.search"``. Call it before the first request, before or after the target is
-        registered: a view that has been protected stays so.
-
-        Raises ``ConfigurationError`` for anything else. A view with ``@idempotent`` of its own stays
-        protected.
+        Also a decorator for a view, a view class or one of its methods. The name is the full one, such
+        as ``"shop.search"``. Call it before the first request. A view with ``@idempotent`` of its own
+        stays protected. Raises ``ConfigurationError`` for anything else.
         """
         if isinstance(target, Flask) or not (isinstance(target, (Blueprint, str)) or callable(target)):
             raise ConfigurationError(
@@ -263,12 +254,11 @@ class Idempotency:
         authorize: Callable[[], object],
         name: str = "operations",
     ) -> Blueprint:
-        """The operator's page, below ``/operations`` if it is not registered with another prefix.
+        """The admin console, below ``/operations`` if it is not registered with another prefix.
 
-        ``authorize()`` is called in each request to it, inside the request. It returns the operator's
-        name, which is recorded with what they do, or True, to let them in; False or None for a 403; or
-        a response, such as a redirect to the sign-in page. It has no default. Register the blueprint
-        after :meth:`init_app`.
+        ``authorize()`` is called in each request to it. It returns the operator's name, which is
+        recorded with what they do, or True, to let them in; False or None for a 403; or a response,
+        such as a redirect to the sign-in page. Register the blueprint after :meth:`init_app`.
 
         Raises ``ConfigurationError`` without an ``authorize`` that can be called.
         """

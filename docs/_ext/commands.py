@@ -15,14 +15,23 @@ from sphinx.util.docutils import SphinxDirective
 from flask_idempotency.cli import cli
 
 
-def help_of(name: str) -> str:
-    """The help of a command, as Markdown: its text, and a list of its options."""
+def help_of(name: str, seen: dict[str, str]) -> str:
+    """The help of a command, as Markdown: its text, and a list of its options.
+
+    ``seen`` has the options that the page has explained, and by which command: of those only the name
+    is said.
+    """
     command = cli.commands[name]
     context = click.Context(command, info_name=name)
     own = [param for param in command.params if param.name != "json"]  # which the page says once
-    records = [param.get_help_record(context) for param in own]
-    options = [f"- `{option}`: {_marked(text)}" for option, text in filter(None, records) if text]
-    return "\n".join([_marked(inspect.cleandoc(command.help or "")), "", *options])
+    records = filter(None, [param.get_help_record(context) for param in own])
+    said = [f"- `{option}`: {_marked(text)}" for option, text in records if text]
+    new = [each for each in said if seen.setdefault(each, name) == name]
+    for first in dict.fromkeys(seen[each] for each in said if each not in new):
+        known = [each for each in said if seen[each] == first]
+        names = ", ".join("`" + re.findall("--[a-z-]+", each)[0] + "`" for each in known)
+        new.append(f"- {names}: as for [{first}](#{first})")
+    return "\n".join([_marked(inspect.cleandoc(command.help or "")), "", *new])
 
 
 def _marked(text: str) -> str:
@@ -38,7 +47,8 @@ class Command(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Parse the help as if it stood on the page."""
         whole = nodes.container()
-        lines = help_of(self.arguments[0]).splitlines()
+        seen = self.env.temp_data.setdefault("commands", {})
+        lines = help_of(self.arguments[0], seen).splitlines()
         self.state.nested_parse(StringList(lines, source=self.env.docname), 0, whole)
         return whole.children
 

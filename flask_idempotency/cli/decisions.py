@@ -41,13 +41,11 @@ def release(
 ) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
-    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
-    out what became of the operation, for example from the other service: the next retry runs the view
-    again, without its finished steps. If it must not run again, use --fail: then every retry gets a
-    500 of the type operation-failed. To give it the response that it should have had, use `resolve`.
-    Until it has ended, it is listed as interrupted. Does not touch an operation that has completed or
-    whose lease still runs. Atomic operations need nothing, as their next retry takes over, unless they
-    have used up max_attempts.
+    DIGITS are the 8 digits that `list` shows. First find out what became of the operation, for example
+    from the other service: the next retry runs the view again, without its finished steps. Until it has
+    ended, it is listed as interrupted. With --fail it never runs again: every retry gets a 500 of the
+    type operation-failed. Does not touch what has completed or whose lease still runs. Atomic
+    operations need it only if they have used up max_attempts.
     """
     state, act = app_state(current_app), "fail" if fail else "release"
     seen = undecided(state, digits, act, attempt=attempt)
@@ -82,12 +80,10 @@ def resolve(
 ) -> None:
     """Store the response that an interrupted or failed operation should have had.
 
-    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
-    out what became of the operation, for example from the other service. Shows the record and the
-    response, and asks. Then every retry gets this response, the view never runs again, and a worker
-    that is still at it can store nothing. So what the view has not done yet, such as saving rows of its
-    own, is never done: where `show` lists the step that was in doubt, use `release`. The record notes
-    who decided, when and why. Does not touch an operation that has completed or whose lease still runs.
+    DIGITS are the 8 digits that `list` shows. First find out what became of the operation. Shows the
+    record and the response, and asks. Then every retry gets this response, and the view never runs
+    again: what it has not done yet, such as saving rows, is never done. So where `show` lists the step
+    that was in doubt, use `release`. Does not touch what has completed or whose lease still runs.
     """
     must_ask, state = asks(yes), app_state(current_app)
     # A shell may give any bytes.
@@ -124,12 +120,10 @@ def _write_settled(state: AppState, seen: Line, done: str) -> None:
 def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | None) -> None:
     """Erase what is stored about a user: responses, steps, and the records themselves.
 
-    Counts the newest 100,000 first, and asks; shows the record of a --key. Erases a record only as it
-    was then. Never erases what is in progress, and says how many were left and why. Uses small
-    transactions, so it may run at any time. Afterwards a retry of what was erased runs the view again,
-    like a first request. The log says who erased how many, and when. Reads the whole table, unless
-    there is a --key. The exit code is 1 if there is nothing to erase and nothing was left: the options
-    may be mistyped.
+    Counts the newest 100,000 first, and asks. Never erases what is in progress or waits for a decision,
+    and says how many were left and why. Afterwards a retry of what was erased runs the view again. Uses
+    small transactions; reads the whole table, unless there is a --key. The exit code is 1 if nothing
+    was found: the options may be mistyped.
     """
     if which["scope" if which["key"] is None else "operation"] is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")

@@ -22,12 +22,11 @@ LONGEST_RESULT = 80
 @cli.command("create-table")
 @json_option
 def create_table() -> None:
-    """Create the table of the records, with indexes and fill factor.
+    """Create the table of the records, with its indexes, and nothing else.
 
-    Creates no table of the application's own. If a table exists, creates the indexes that it lacks, and
-    changes nothing else. Nobody can write to the table meanwhile: for one in use, check prints a
-    statement that blocks nobody. Running it again does nothing. An application with Flask-Migrate needs
-    only a migration: the tables are part of db.metadata.
+    If the table exists, creates the indexes that it lacks. Nobody can write to the table meanwhile: for
+    one in use, `check` prints a statement that blocks nobody. With Flask-Migrate a migration is enough:
+    the table is part of db.metadata.
     """
     state = app_state(current_app)
     done, name = admin(state).create(), state.table.fullname
@@ -48,14 +47,10 @@ def create_table() -> None:
 def list_records(context: click.Context, /, state: str | None, limit: int, **which: str | None) -> None:
     """List the newest records, or those of a scope, or find that of a key.
 
-    Never shows a key or a response: the first column has the first 8 digits of the hash that stands for
-    scope, operation and key. If a worker dies in an atomic operation, the record stays
-    "in_progress" until the next request with the key takes it over. An operation that is not atomic
-    becomes "interrupted" when its lease runs out, and "released" when it may be run again.
-    "observed" is whatever was not enforced. Below stands how many records there are in all, of each
-    state (in a large table estimated: "about"), and how many wait. With --key and with --scope there
-    is no such summary, and with --scope the whole table is read. The exit code is 1 if a --key or a
-    --scope has no record.
+    The first column has the first 8 digits of the hash that stands for scope, operation and key. Below
+    stands how many records there are of each state (in a large table estimated: "about"), and how many
+    wait; not with --key or --scope. With --scope the whole table is read. The exit code is 1 if a --key
+    or a --scope has no record.
     """
     app, sought = app_state(current_app), Sought(**which)
     lines = sought.lines(app, state, limit + 1)
@@ -97,11 +92,10 @@ def _count(count: int, seconds: float | None) -> str:
 def show(digits: str, names: tuple[str, ...]) -> None:
     """Show one record, its finished steps with their results, and what operators did to it.
 
-    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. Shows no key
-    of a client and no response. The steps tell how far an interrupted operation came: the step after
-    the last one may or may not have happened. `derived_key` is what the view gets from derive_key with
-    the step's name, to find the call at the other service. If the view derives it from another name, or
-    the step was cut off, use --derive.
+    DIGITS are the 8 digits that `list` shows. What comes after the last finished step may or may not
+    have happened. `derived_key` is what the view gets from derive_key with the step's name, to find the
+    call at the other service. If the view derives it from another name, or the step was cut off, use
+    --derive.
     """
     state = app_state(current_app)
     write_found(look_into(state, find(state, digits), names))

@@ -30,10 +30,8 @@ from .group import as_json, cli, json_option, write, write_rows
 def purge(batch: int, every: int | None) -> None:
     """Delete the records that have expired.
 
-    Uses small transactions that nothing waits for, so it may run at any time, and several at once.
-    Keeps a record whose request is still running, even an expired one. Run it from cron, or leave it
-    running with --every: then it survives a database that is away for a while. SIGINT and SIGTERM end
-    it between two transactions.
+    Uses small transactions, so it may run at any time, and several at once. Keeps a record whose
+    request is still running. With --every it survives a database that is away for a while.
     """
     store = admin(app_state(current_app))
     with _until_signal() as stop:
@@ -80,10 +78,10 @@ def _until_signal() -> Iterator[threading.Event]:
 def check(context: click.Context) -> None:
     """Check that everything the guarantees depend on is in place.
 
-    Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
-    Claims one record, completes and deletes it, as requests would. Then names the endpoints that
-    change something and are not protected, and what the first request to one would refuse, such as
-    @idempotent above the route. The exit code is 1 if a check failed: run it before each release.
+    One line for each check: ok, advice (works, but could be better) or FAILED, with what to do. Claims
+    one record, completes and deletes it. Then names the endpoints that change something and are not
+    protected, and what the first request would refuse, such as @idempotent above the route. The exit
+    code is 1 if a check failed.
     """
     found, state = [], app_state(current_app)
     for finding in examine(state):

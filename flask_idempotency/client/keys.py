@@ -13,28 +13,20 @@ from flask_idempotency.core.keys import digest, uuid7
 def new_key() -> str:
     """A new idempotency key: make one for each thing to be done, and keep it however the call ends.
 
-    Only something new has a new key. After an error, a 401 or a 409 the first attempt may have worked.
-
-    :return: a random UUID of version 7, which begins with the time in milliseconds: keys sort by it,
-        and a server that has forgotten an old one can refuse it (``key-expired``).
+    :return: a random UUID of version 7, which begins with the time in milliseconds.
     """
     return uuid7(time.time_ns() // 1_000_000, os.urandom(10))  # no state that a fork would copy
 
 
 def derive_key(operation: str, params: object) -> str:
-    """The idempotency key that follows from an operation and its parameters.
+    """The idempotency key that follows from an operation and its parameters, the same in every process.
 
-    It is the same in every process and after every restart, so nothing has to be stored. The parameters
-    must tell two operations apart that are both meant: put the order's number in, not only the amount.
-
-    :param operation: what is done, such as ``"create-payment"``. It keeps the keys of different
-        operations apart.
-    :param params: plain JSON: None, bool, int, float, str, list and dict with str as names. The order
-        of a dict does not matter; ``1``, ``1.0`` and ``"1"`` are three.
+    :param operation: what is done, such as ``"create-payment"``.
+    :param params: plain JSON that tells two operations apart that are both meant: the order's number,
+        not only the amount. The order of a dict does not matter; ``1``, ``1.0`` and ``"1"`` are three.
     :return: 43 characters of the URL-safe base64 alphabet, which reveal nothing about the parameters.
-    :raises ValueError: for NaN and the infinities, which are not JSON, and for a circle.
-    :raises TypeError: for whatever else is not plain JSON. Its text is never guessed: it might differ
-        after a restart.
+    :raises ValueError: for NaN and the infinities, and for a circle.
+    :raises TypeError: for whatever else is not plain JSON, such as a tuple.
     """
     text = json.dumps(params, sort_keys=True, allow_nan=False, separators=(",", ":"))
     if json.loads(text) != params:  # a tuple or the name 1 would have the key of a list or of "1"

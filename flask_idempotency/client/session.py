@@ -25,29 +25,23 @@ ONCE: Final = "Pass a body that can be sent again: bytes, str, form fields, or a
 class IdempotentSession(requests.Session):
     """A :class:`requests.Session` whose POST and PATCH calls may safely be sent again, and are.
 
-    Every such call gets a key of its own, which is the same for each of its attempts. A key that you
-    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. Any other call
-    is sent once. ``auth`` signs a call once, with its key.
+    Every such call gets a key, the same for each of its attempts. A key that you give in the header is
+    kept; with it, PUT, DELETE and other calls are also sent again.
 
     After the last attempt its response is returned, whatever its status, or its error raised. Either
     has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``. A call
     that passes it again is the same operation.
 
-    The wait before the next attempt is random, at first up to one second, which doubles with every
-    attempt up to ten ("full jitter"). It is never shorter than the server's ``Retry-After``, except
-    after a 409 ``request-in-progress``, where the first attempt may end at any moment before.
-
-    A session has, beside the attributes of every one:
+    Attributes, beside those of every session:
 
     - ``deadline``, 90: seconds for all attempts and waits of a request. A wait that would end after it
-      is not begun. Only a response that trickles in may exceed it. A redirect that is followed, and
-      a sign-in that the server asks for (digest), are requests of their own, with the same key.
+      is not begun.
     - ``timeout``, 10: seconds that each attempt may wait for a connection, and then for each piece of
-      the response, or both as a pair, where the call does not say.
+      the response; a call's own ``timeout`` wins.
     - ``header``: the server's ``IDEMPOTENCY_HEADER``.
 
     A call raises ``ValueError`` for an empty key, and ``UnrewindableBodyError`` for a body that is no
-    bytes, str, form fields or seekable file, such as a generator; then nothing was sent.
+    bytes, str, form fields or seekable file; then nothing was sent.
     """
 
     deadline: float = 90

@@ -24,13 +24,9 @@ class IdempotentTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """A transport that gives POST and PATCH requests a key, and sends them again with it.
 
     For :class:`httpx.Client`, wrap ``httpx.HTTPTransport()``, for :class:`httpx.AsyncClient`
-    ``httpx.AsyncHTTPTransport()``, or a transport of your own. What is sent again, the waits, the key
-    in every response and error, ``deadline`` and ``header`` are those of :class:`IdempotentSession`.
-    The client's ``auth`` signs a request before it comes here: for a signature that covers the key, set
-    the header yourself.
-
-    The bodies of a call with a key are held in memory: the request's, as each attempt must send the
-    same bytes, and the response's, as one that breaks off is asked for again.
+    ``httpx.AsyncHTTPTransport()``, or a transport of your own. ``deadline``, ``header``, and the key in
+    every response and error are as in :class:`IdempotentSession`. The bodies of a call with a key are
+    held in memory.
 
     :param wrapped: what sends each attempt. It has the proxy and the certificates: a ``proxy`` or
         ``mounts`` of the client go round this transport.

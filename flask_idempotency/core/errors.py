@@ -22,8 +22,7 @@ class IdempotencyError(Exception):
 
     A problem has, as class attributes: ``status``, the HTTP status code; ``type``, the last part of the
     problem's type URI; ``title``, its short summary. ``retry_after`` is in whole seconds, or None where
-    a retry would not help. A mistake in the application has those of a plain 500, and a ``detail`` that
-    is for its log.
+    a retry would not help. A mistake in the application has those of a plain 500.
     """
 
     status: int = 500
@@ -131,8 +130,7 @@ class OperationInterrupted(Problem):
     """The operation was interrupted, and its outcome is unknown; an operator must decide.
 
     A view that is not atomic may raise it if it does not know the outcome of its call. If the route's
-    ``on_interrupted`` is "retry" or a callable, the client gets ``Retryable`` in its place: the next
-    request finds out.
+    ``on_interrupted`` is "retry" or a callable, the client gets ``Retryable`` in its place.
     """
 
     status, type, title = 409, "operation-interrupted", "The operation was interrupted"
@@ -145,10 +143,7 @@ class ResponseNotKept(Problem):
 
 
 class KeyExpired(Problem):
-    """Nothing was done now. It may have been done long ago: find out first, then use a new key.
-
-    The key was made longer ago than records are kept, and there is none of it.
-    """
+    """Nothing was done now. It may have been done long ago: find out first, then use a new key."""
 
     status, type, title = 409, "key-expired", "The idempotency key is too old"
 
@@ -168,8 +163,7 @@ class OperationFailed(Problem):
 class Retryable(Problem):
     """The operation did not succeed this time; try again with the same key.
 
-    Raised by a view, it says that nothing happened, and frees the key: the next retry runs the
-    operation again. Finished steps are not repeated.
+    Raised by a view, it says that nothing happened: the next retry runs the operation again.
     """
 
     status, type, title = 503, "try-again", "The operation can be tried again"

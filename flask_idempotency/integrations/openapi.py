@@ -38,15 +38,11 @@ _MAY_WAIT = (409, 503)
 
 
 def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -> dict[str, Any]:
-    """Complete an OpenAPI 3 document with what ``app`` protects; returns the same document.
+    """Complete an OpenAPI 3 document with the header, problems and replays of ``app``; return it.
 
-    Every operation of a protected route gets the header parameter (if its key comes in the header),
-    the problem responses 400, 409, 422 and 503 (500, too, if it is not atomic), and the replay header
-    on responses that are stored.
     What the document already says stays. ``prefix`` is the part of the application's paths that the
-    document has in its ``servers`` instead. May be called twice.
-
-    Raises ``ConfigurationError`` for a document that is not OpenAPI 3.
+    document has in its ``servers`` instead. May be called twice. Raises ``ConfigurationError`` for a
+    document that is not OpenAPI 3.
     """
     if not str(document.get("openapi", "")).startswith("3."):
         raise ConfigurationError("add_idempotency() takes an OpenAPI 3 document, not an older one")

@@ -27,16 +27,11 @@ duration and, by Flask's instrumentation, the response's status."""
 
 
 def instrument_app(app: Flask, *, tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Tell on the current span what the protection of ``app`` did.
+    """Tell on the current span what the protection of ``app`` did. Call it after ``init_app``.
 
-    Attributes ``idempotency.*`` say what became of a request, span events what happened on the way. A
-    replay gets a link to the span whose response it is, and each step of an operation with
-    ``atomic=False`` a span of its own. The request's span comes from elsewhere, such as
-    ``FlaskInstrumentor``; where no span records, nothing is done. ``tracer_provider`` makes the spans
-    of steps; the default is the global one. Call it after ``init_app``.
-
-    A second call for an application replaces the first. Raises ``ConfigurationError`` before
-    ``init_app``.
+    The request's span comes from elsewhere, such as ``FlaskInstrumentor``; where no span records,
+    nothing is done. ``tracer_provider`` makes the spans of steps; the default is the global one. Raises
+    ``ConfigurationError`` before ``init_app``.
     """
     tracer = trace.get_tracer(__package__, tracer_provider=tracer_provider)
     app_state(app).tracing = _Tracing(app, tracer)

@@ -48,11 +48,8 @@ _RESPONDED = ("replayed", "rejected")
 def export_metrics(app: Flask, *, registry: CollectorRegistry = REGISTRY) -> None:
     """Count and time what the operations of ``app`` do, in ``registry``. Call it after ``init_app``.
 
-    Applications of one process that have the same registry share its series. Under
-    prometheus_client's multiprocess mode the numbers of all processes are added up. A second call for
-    an application changes nothing.
-
-    Raises ``ConfigurationError`` before ``init_app``.
+    Applications of one process that have the same registry share its series. Raises
+    ``ConfigurationError`` before ``init_app``.
     """
     app_state(app)
     receiver = _Receiver(registry)
@@ -123,11 +120,9 @@ class _Receiver:
 class RecordsCollector:
     """What the records of an application are like: how many, how old. A prometheus_client collector.
 
-    Register it in the registry that answers the scrape; each application needs one of its own. It asks
-    the store at most every ten seconds, and waits for it three seconds at most. A scrape does not fail
-    with the database: then it has no series of records but ``idempotency_records_up``, which is 0.
-
-    Raises ``ConfigurationError`` before ``init_app``.
+    Register it in the registry that answers the scrape. It asks the store at most every ten seconds,
+    and waits for it three seconds at most. A scrape does not fail with the database: then there is only
+    ``idempotency_records_up``, which is 0. Raises ``ConfigurationError`` before ``init_app``.
     """
 
     def __init__(self, app: Flask, *, clock: Callable[[], float] = time.monotonic) -> None:

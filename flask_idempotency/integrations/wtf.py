@@ -15,10 +15,8 @@ with required("Flask-WTF", extra="wtf"):
 class IdempotencyField(HiddenField):
     """A hidden field that is the form's idempotency key; ``form.hidden_tag()`` renders it too.
 
-    In HTML it is named ``idempotency_key``, whatever it is called in the form. ``endpoint`` is that of
-    ``idempotency_field``. It needs no validator: the protected view checks it before the form exists.
-    Each rendering has a new key, never the one that was sent: a form shown again for correction is
-    another operation.
+    In HTML it is named ``idempotency_key``. ``endpoint`` is that of ``idempotency_field``. It needs no
+    validator: the protected view checks it before the form exists. Each rendering has a new key.
     """
 
     def __init__(self, *, endpoint: str | None = None, **options: Any) -> None:

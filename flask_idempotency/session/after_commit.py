@@ -30,18 +30,14 @@ _WAITING = "flask_idempotency.after_commit"
 def after_commit(function: Call, /) -> None:
     """Call ``function()`` once what the application has done here is committed.
 
-    The same line is right with a key and without one, in jobs and in commands. Where ``db.session``
-    holds changes or has locked rows, the function waits for the session's next commit, and is dropped
-    if they are rolled back. (If a transaction is open, the database is asked whether it has only read.)
-    Then, or where the session holds none,
-
-    - inside an operation, the function is called when that has committed, before the response is sent.
-      Not for a replay, not after a rollback, and not if the step whose function called this failed;
-    - elsewhere it is called at once.
+    Where ``db.session`` holds changes or has locked rows, the function waits for the session's next
+    commit, and is dropped if they are rolled back. Then, or where the session holds none, it is called
+    at once; inside an operation, when that has committed, before the response is sent: not for a
+    replay, not after a rollback, and not if the step whose function called this failed.
 
     A call that was put off logs its exception, which does not change the response. It is lost if the
-    process dies between the commit and the call: what must not be lost belongs in a table, in the
-    same transaction. Raises ``TypeError`` for what cannot be called, and for an ``async def`` function.
+    process dies between the commit and the call. Raises ``TypeError`` for what cannot be called, or is
+    ``async def``.
     """
     if not callable(function) or iscoroutinefunction(function):
         raise TypeError(f"after_commit was given {shown(function)}; allowed: a function, not async def")

@@ -33,9 +33,8 @@ T = TypeVar("T")
 class Operation:
     """One operation, identified by scope, namespace, name and key.
 
-    ``attempt`` is 1 for its first execution and one more for each take-over. It is committed before
-    the view runs, so no crash of a process makes two attempts carry one number; a crash of PostgreSQL
-    may (an atomic operation's claim is committed asynchronously, docs/decisions/0004).
+    ``attempt`` is committed before the view runs, so no crash of a process makes two attempts carry one
+    number; a crash of PostgreSQL may, if the operation is atomic.
     """
 
     name: str
@@ -57,9 +56,9 @@ class Operation:
     def connection(self) -> Connection:
         """The SQLAlchemy connection of the operation's transaction, while the view runs.
 
-        What is executed on it commits together with the response (in a step with ``atomic=True``:
-        with the step), and is part of the transaction that ``db.session`` is in at that moment, if it
-        is in one. Do not end its transaction.
+        What is executed on it commits together with the response (in a step with ``atomic=True``: with
+        the step), and is part of the transaction that ``db.session`` is in. Do not end its transaction.
+        Raises ``RuntimeError`` if none is open.
         """
         running = innermost.get()
         if not isinstance(running, OpenTransaction) or running.operation is not self:
@@ -78,21 +77,17 @@ class Operation:
     ) -> T:
         """Run ``function(*args, **kwargs)`` once for this operation, and store its result.
 
-        If the operation runs again after a crash, the stored result is returned without another
-        call. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, no NUL and no
-        lone surrogate. Each step has a name of its own, runs in one thread, and does not nest. The
-        result must be JSON; what comes back is the decoded JSON, even the first time. Each finished
-        step renews the lease. With ``atomic=True`` the function's writes in ``db.session`` commit
-        together with the step, even if it does not call ``commit()``.
+        For operations with ``atomic=False``. If the operation runs again, the stored result is returned
+        without another call; a call that was cut off is made again. ``name`` has 1 to 255 characters,
+        and is another one for each step. The result must be JSON; what comes back is the decoded JSON,
+        even the first time. The lease is renewed before the call and after it. With ``atomic=True`` the
+        function's writes in ``db.session`` commit together with the step, even if it does not call
+        ``commit()``.
 
-        A call that is cut off in the middle is made again: pass the other side a key from
-        :meth:`derive_key`, so that it can recognise the repetition. The lease is renewed before the
-        call.
-
-        Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
-        that cannot be one, that was used before or whose step is running in another thread, and for a
-        result that is not JSON, ``StoreUnavailable`` if the database cannot be reached, and what the
-        function raises.
+        Raises ``RequestInProgress`` if another request has taken the operation over,
+        ``StoreUnavailable``, with ``atomic=True`` ``TransactionConflict``, what the function raises,
+        and an ``IdempotencyError`` for a name or a result that cannot be recorded, and for a step while
+        another runs.
         """
         steps = self._running_steps("step")
         return steps.run(name, partial(function, *args, **kwargs), atomic=atomic)  # type: ignore[no-any-return]
@@ -100,7 +95,7 @@ class Operation:
     def extend(self, seconds: float | timedelta) -> None:
         """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.
 
-        For operations with ``atomic=False``. Raises ``LeaseLost``, ``StoreUnavailable``, and
+        For operations with ``atomic=False``. Raises ``RequestInProgress``, ``StoreUnavailable``, and
         ``ConfigurationError`` for a value that the option ``lease`` would reject.
         """
         self._running_steps("extend").extend(seconds)
@@ -110,7 +105,7 @@ class Operation:
         (self.after_commit if self.steps is None else self.steps.after_commit()).append(function)
 
     def derive_key(self, name: str) -> str:
-        """A key to send to another API for the call ``name`` of this operation.
+        """A key to send to another API, so that it recognises the call ``name`` of this operation.
 
         The same for every attempt, different for every operation and name: 43 letters, digits, ``-``
         and ``_``. It reveals nothing about the client's key.

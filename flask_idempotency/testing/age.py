@@ -15,11 +15,10 @@ from .effects import connected
 
 
 def age(app: Flask, seconds: float | timedelta) -> None:
-    """Make all records of an application older, as if so much time had passed since they were written.
+    """Make all records of an application older by ``seconds``, a number or a ``timedelta``.
 
     What expires within that time has expired, and a lease that ends within it is over. Records whose
-    transaction is open, such as that of an atomic view which runs just now, stay as they are.
-    ``seconds`` is a number or a ``timedelta``. Raises ``ConfigurationError`` for the store ``redis``.
+    transaction is open stay as they are. Raises ``ConfigurationError`` for the store ``redis``.
     """
     state = app_state(app)
     if state.settings.store == "redis":

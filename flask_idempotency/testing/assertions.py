@@ -33,30 +33,27 @@ def assert_idempotent(
     """Send one operation in all the ways in which a client may, and assert one effect and one response.
 
     It sends the request, ``duplicates`` of it while the first is still in its view, a retry, the same
-    key with another body, and one more retry. In a block of :func:`crash_at` or :func:`every_crash` a
-    request dies before all these. Each gets an application context of its own, as in production.
+    key with another body, and one more retry.
 
     * ``kwargs`` are those of ``client.open``, with ``io.BytesIO(...)`` for a file. Without an
       idempotency key in ``headers`` a new one is sent.
     * ``effects`` is called in an application context, and counts what one operation does: a number, or
-      several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must change, by
-      any amount, with the first request, and by nothing else. Left out, the rows of each of the
-      application's own tables are counted, and the count of one must change (an ``UPDATE`` goes
-      unseen). ``dict`` says that there is nothing to count.
+      several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must change with
+      the first request, and by nothing else. Left out, the rows of the application's own tables are
+      counted, and one count must change. ``dict`` says that there is nothing to count.
     * ``status`` is that of the operation's response; left out, any below 400. With 400 or above, an
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
-    * ``changed`` is what makes the other request: arguments that replace those in ``kwargs``. True
-      makes one up, False leaves this check out.
-    * ``other`` makes the request another user's: arguments that replace those in ``kwargs``, such as
-      ``{"headers": {"Authorization": "..."}}``, or a client that has signed in. With the same key it
-      must get a response of its own, and have an effect of its own.
+    * ``changed`` is what makes the other body: arguments that replace those in ``kwargs``. True makes
+      one up, False leaves this check out.
+    * ``other`` makes the request another user's: arguments that replace those in ``kwargs``, or a
+      client that has signed in. With the same key it must get a response and have an effect of its own.
     * ``ignore_headers`` may differ between the responses, as ``Date``, ``Set-Cookie``, ``Vary`` and
       ``Cache-Control`` always may.
-    * ``timeout`` is how many seconds each request may take, before it counts as one that never returns.
+    * ``timeout`` is how many seconds each request may take.
 
     Returns the first response. Raises ``AssertionError``, which says what differs and where to look,
     ``TypeError`` if ``effects`` counts no numbers, and ``ConfigurationError`` if the test has bound
-    ``db.session`` to one connection, which can carry no ``duplicates`` at the same time: pass 0.
+    ``db.session`` to one connection: then pass ``duplicates=0``.
     """
     requests = Requests(client, method, path, kwargs, changed, other, status, ignore_headers)
     return cast("TestResponse", Check(requests, effects, timeout).run(duplicates))
@@ -75,24 +72,17 @@ def assert_idempotent_call(
 ) -> Any:
     """Deliver one message in all the ways in which a queue may, and assert one effect and one result.
 
-    As :func:`assert_idempotent` for what is no request: ``call`` consumes one message by
-    ``idempotency.run``, as a Celery task, an RQ job's function or a webhook's consumer does. It is
-    called once, by ``duplicates`` other threads while the first is still in its function, and once
-    more; each time in an application context of its own. In a block of :func:`crash_at` or
-    :func:`every_crash` a call dies before all these.
+    As :func:`assert_idempotent`, for what consumes a message by ``idempotency.run``. ``call`` is called
+    once, by ``duplicates`` other threads while the first is still in its function, and once more.
 
     * ``call`` takes no arguments, and uses the same key each time: ``lambda: invoice("alice", 7)``. A
-      duplicate beside a running call must raise, as most queues believe that a call that returns is
-      done.
-    * ``effects``, ``duplicates`` and ``timeout`` are as for :func:`assert_idempotent`.
+      duplicate beside a running call must raise, as a queue takes a call that returns for done.
     * ``changed`` is as ``call``, with the same key and another payload: it must be rejected.
-    * ``other`` consumes another message, with a key of its own: it must run, and have an effect of its
-      own.
+    * ``other`` consumes another message, with a key and an effect of its own.
     * ``raises`` is what the call raises in the end, such as ``OperationInterrupted``: an effect may
       then be missing.
 
-    Returns what the first call returned. Raises ``AssertionError``, which says what differs and where
-    to look.
+    Returns what the first call returned. Raises ``AssertionError``, which says what differs.
     """
     calls = Calls(app, call, changed, other, raises)
     return Check(calls, effects, timeout).run(duplicates)

@@ -36,21 +36,13 @@ def crash_at(
 ) -> AbstractContextManager[CrashPoint]:
     """Let the first protected request inside the ``with`` block die at a point.
 
-    * ``"after-claim"``: the key is claimed, the view has not begun.
-    * ``"in-view"``: at the view's first place, or the one that ``place`` counts. A place is right after
-      a ``db.session.commit()``, and between a step and its record. Without ``place``, a view that has
-      none dies where it returns.
-    * ``"before-commit"``: the view has returned, nothing is committed yet.
-    * ``"after-commit"``: writes and response are committed, the client has not heard of it.
+    ``place`` is for ``"in-view"``, and counts the view's places from 1: after each
+    ``db.session.commit()``, and between each step and its record. None is the first; a view that has
+    none dies where it returns. ``app`` is the application that crashes; left out, whichever comes
+    first. A plain request that dies ends the block, as with ``pytest.raises``: its retry belongs after
+    it. ``with … as`` gives an object whose ``happened`` says whether a request has died yet.
 
-    :func:`assert_idempotent` in the block sends the request that dies, retries it, and asserts one
-    effect and one response. A plain request that dies ends the block, as with ``pytest.raises``: what
-    is set up belongs before it, and the retry after it. ``app`` is the application that crashes; left
-    out, whichever comes first. ``with … as`` gives an object whose ``happened`` says whether a request
-    has died yet; ``point`` and ``place`` are its arguments.
-
-    Raises ``AssertionError`` at the end of the block if no request reached the point, or the view has
-    no such place.
+    Raises ``AssertionError`` at the end of the block if no request reached the point.
     """
     if point not in CRASH_POINTS:
         raise ValueError(f"crash_at({point!r}): the points are {', '.join(CRASH_POINTS)}")
@@ -70,9 +62,7 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
 
     Each block must send an operation of its own, with a new key. Only what :func:`assert_idempotent` or
     :func:`assert_idempotent_call` sends dies. The places in the view are tried until there are no more;
-    the request of that last block does not die. The first worker dies after the commit, so its block
-    shows what a whole run does, and in each later one attempt and retry together must do the same.
-    Raises what :func:`crash_at` raises.
+    the request of that last block does not die. Raises what :func:`crash_at` raises.
     """
     whole_run = Counts()
     for point in reversed(CRASH_POINTS):

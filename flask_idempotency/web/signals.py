@@ -35,21 +35,21 @@ class Event:
     :param operation: the operation's name; ``""`` where none is concerned, as when Redis fails.
     :param outcome: what became of the request: ``"executed"``, ``"replayed"``, ``"rejected"``,
         ``"rolled_back"``, ``"released"``, ``"interrupted"``, ``"unprotected"`` or ``"observed"``.
-    :param would: the outcome that an observed request would have had, if it had been enforced;
-        ``"unknown"`` if it could not be observed.
+    :param would: the outcome that an observed request would have had; ``"unknown"`` if it could not be
+        observed.
     :param problem: the type of the problem that the request got, or would have got, such as
         ``"key-reused"``. Besides: ``"store-unavailable"`` if a view ran unprotected for that reason,
         ``"operation-failed"`` if a view that is not atomic has just failed for good,
         ``"body-too-large"`` for the application's own 413, and ``"record-unreadable"`` for the 500
-        about a record that is broken, or that no encryption key opens.
+        about a record that cannot be read.
     :param error: what was raised. Its text may hold anything.
     :param attempt: the number of the attempt.
     :param status: that of the response.
     :param first_status: the status of the stored response that an observed request would have got.
     :param seconds: how long the attempt took; where there was none, how long the response did.
-    :param steps: the names of the steps that were finished, if the operation failed.
-    :param decided_by: ``"lock"`` if Redis alone rejected a duplicate, ``"records"`` if the records
-        were asked.
+    :param steps: the names of the finished steps, if the operation failed.
+    :param decided_by: ``"lock"`` if Redis alone rejected a duplicate, ``"records"`` if the records were
+        asked.
     :param id: the digits by which ``flask idempotency show`` finds the record.
     """
 

@@ -81,10 +81,9 @@ def idempotent(**options: Unpack[RouteOptions]) -> Callable[[View], View]: ...
 def idempotent(view: Any = None, /, **options: Any) -> Any:
     """Make a view safe to retry: it runs once for each key, and every retry gets the same response.
 
-    Works bare or with options (those of :class:`RouteOptions`), on function views, blueprint views,
-    ``MethodView`` classes (``decorators = [idempotent]``) and their methods, and ``async def`` views.
-    GET, HEAD and OPTIONS pass through untouched. It returns a response, so a decorator that works with
-    the view's return value, such as ``marshal_with``, belongs below it.
+    Works bare or with options, on function views, ``MethodView`` classes (``decorators =
+    [idempotent]``) and their methods, and ``async def`` views. It returns a response, so a decorator
+    that works with the view's return value, such as ``marshal_with``, belongs below it.
 
     Raises ``ConfigurationError`` for a wrong option.
     """
