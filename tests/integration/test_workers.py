@@ -22,8 +22,7 @@ GTHREAD = ("--worker-class", "gthread", "--threads", "4")
 KINDS = {
     "sync": ((), {}),
     "gthread": (GTHREAD, {}),
-    "gevent": (GEVENT, {}),
-    "gevent-cooperative": (GEVENT, {"COOPERATIVE": "yes"}),
+    "gevent": (GEVENT, {"COOPERATIVE": "yes"}),
 }
 
 
@@ -94,7 +93,7 @@ def test_each_kind_keeps_the_promises_and_counts_for_all_processes_the_dead_incl
 
 def test_duplicates_that_wait_leave_their_worker_to_others(open_shop, clients):
     """One worker: the first request and the duplicates that wait for it are all in it."""
-    arguments, environment = KINDS["gevent-cooperative"]
+    arguments, environment = KINDS["gevent"]
     shop = open_shop("--workers", "1", *arguments, WAIT="10", MAX_WAITERS="6", **environment)
     told = {}
     for _ in range(7):

@@ -205,33 +205,6 @@ for what, view, options in (
 ):
     family.add(what, then(view, pays), pool=2, **options)
 
-# What is left on a session that lives on.
-
-
-def keeps_the_session(world):
-    world.here["kept"] = present_session(world.db)
-
-
-def is_as_it_was(world):
-    """Commit with it; then let it join a transaction, which its rollback rolls back."""
-    kept = world.here.get("kept")
-    if kept is None:
-        return
-    world.note((kept.join_transaction_mode, type(kept.get_bind()).__name__))
-    kept.add(world.Audit(text="later"))
-    kept.commit()
-    with world.engine.connect() as connection:
-        outer = connection.begin()
-        audits(lambda _: connection, lambda _: kept)(world)
-        kept.rollback()
-        world.note(outer.is_active)
-    kept.close()
-
-
-for end, status in ((pays, 201), (fails, 500)):
-    kept = {"before": is_as_it_was, "status": status}
-    family.add(f"a session kept that ends with {status}", then(keeps_the_session, end), **kept)
-
 
 @family.each()
 def test_sessions_and_engines_are_as_without_us(hold, case):
