@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 import re
-import ssl
 from time import monotonic
 
 import httpx
 import pytest
 import requests
 from requests.exceptions import ChunkedEncodingError, ContentDecodingError
+from werkzeug.serving import generate_adhoc_ssl_context
 
 from flask_idempotency.core.errors import PROBLEMS, OperationFailed, Retryable
-from tests.certificates import self_signed
 from tests.client.conftest import (
     LOST,
     break_off,
@@ -248,11 +247,8 @@ class TestTroubleOnTheWay:
             call("POST", server.url)
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]]
 
-    def test_a_certificate_that_is_not_trusted_is_final(self, stopped, time, tmp_path):
-        (tmp_path / "own.pem").write_bytes(self_signed())
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tmp_path / "own.pem")
-        stopped.start(context)
+    def test_a_certificate_that_is_not_trusted_is_final(self, stopped, time):
+        stopped.start(generate_adhoc_ssl_context())  # signed by itself
         with pytest.raises(requests.exceptions.SSLError, match="CERTIFICATE"):
             with_requests()("POST", stopped.url.replace("http:", "https:"))
         assert time.waits == []

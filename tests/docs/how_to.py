@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from flask import Flask, g
 
 from flask_idempotency.cli import cli
 from tests.docs.pages import RECIPES, ROOT, Block, apps, commands, looks_like
+from tests.killed import Killed
 
 
 def outputs(app: Flask, block: Block) -> Iterator[str]:
@@ -46,6 +48,25 @@ class Page:
         if key is not None:
             headers["Idempotency-Key"] = key
         return self.app.test_client().post(path, json=body or {"amount": 5}, headers=headers)
+
+    def die(self, path: str, function: str, after: bool = False) -> None:
+        """Let a request die in a function of the page, before or after its work, and its lease end."""
+        whole = self.names[function]
+
+        def dies(*args: Any) -> None:
+            if after:
+                whole(*args)
+            raise Killed
+
+        self.names[function] = dies
+        with pytest.raises(Killed):
+            self.post(path)
+        self.names[function] = whole
+        self.end_leases()
+
+    def end_leases(self) -> None:
+        ended = "lease_expires_at = clock_timestamp() WHERE lease_expires_at IS NOT NULL"
+        self.sql(f"UPDATE idempotency_record SET {ended}")
 
     def sql(self, statement: str) -> list[Any]:
         with self.app.app_context(), self.db.engine.begin() as connection:

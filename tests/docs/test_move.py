@@ -11,9 +11,9 @@ from flask import g
 from flask_idempotency import idempotent
 from tests.docs.how_to import Page
 from tests.docs.pages import RECIPES, ROOT, apps, blocks
-from tests.killed import Killed
 
 OLD_BODY = '{"id": "of the old code"}'
+DYING = {"before": ("charge_card",), "after": ("charge_card", True), "saving": ("end_row",)}
 PATHS = ("/orders", "/charges", "/transfers")
 
 
@@ -32,22 +32,6 @@ def old_row(shop: Page, status: str = "NULL", body: str = OLD_BODY, key: str = "
 
 def old_rows(shop: Page) -> list[Any]:
     return shop.sql("SELECT status, body FROM old_key")
-
-
-def cut_off(shop: Page, path: str, dies: str) -> None:
-    """Send a request to our code, which dies before or after the charge, or at the old row."""
-    name = "end_row" if dies == "saving" else "charge_card"
-    whole = shop.names[name]
-
-    def die(*args: Any) -> Any:
-        if dies == "after":
-            whole(*args)
-        raise Killed
-
-    shop.names[name] = die
-    with pytest.raises(Killed):
-        shop.post(path)
-    shop.names[name] = whole
 
 
 def test_the_query_finds_keys_that_are_refused(shop):
@@ -126,13 +110,12 @@ def test_a_charge_that_either_code_was_cut_off_at_is_made_once(shop, provider, d
         old_row(shop)
         provider.ledger += ["charge-1"] * ("charged" in began)  # it sent the row's id
     if dies is not None:
-        cut_off(shop, "/charges", dies)
+        shop.die("/charges", *DYING[dies])
     assert shop.sql("SELECT id, status FROM old_key") == [(1, None)]
     if ends == "old":  # freed there, it sends the row's id, which the provider knows
         shop.names["charge_card"](5, "charge-1")
         shop.sql(f"UPDATE old_key SET status = 201, body = '{OLD_BODY}'")
     shop.names["WRITE_OLD_ROWS"] = ends != "without old rows"
-    shop.sql("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
     answers = [shop.post("/charges") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 201]
     assert answers[0].data == answers[1].data
@@ -141,6 +124,6 @@ def test_a_charge_that_either_code_was_cut_off_at_is_made_once(shop, provider, d
 
 
 def test_an_order_that_we_were_cut_off_at_leaves_nothing(shop):
-    cut_off(shop, "/orders", "saving")
+    shop.die("/orders", *DYING["saving"])
     assert old_rows(shop) == []
     assert [shop.post("/orders").json for _ in range(2)] == [{"ordered": 5}] * 2

@@ -9,31 +9,13 @@ import pytest
 
 from flask_idempotency import current_operation
 from tests.docs.how_to import Page
-from tests.killed import Killed
 
-END_LEASE = "UPDATE idempotency_record SET lease_expires_at = clock_timestamp()"
 STEPS = "SELECT step.key FROM idempotency_record, json_each(steps) AS step"
 
 
 @pytest.fixture
 def shop(page, provider) -> Page:
     return page("other-services.md")
-
-
-def kill(shop: Page, path: str, function: str, *, after: bool) -> None:
-    """Let a function of the page die, once, before or after its work; then the lease is over."""
-    whole = shop.names[function]
-
-    def dies(*args: Any) -> None:
-        if after:
-            whole(*args)
-        raise Killed
-
-    shop.names[function] = dies
-    with pytest.raises(Killed):
-        shop.post(path)
-    shop.names[function] = whole
-    shop.sql(END_LEASE)
 
 
 def test_a_declined_card_is_stored(shop, provider):
@@ -75,7 +57,7 @@ def test_a_response_that_leaves_the_charge_open_is_no_failure(shop, provider, fi
 )
 def test_the_table_of_crashes(shop, provider, function, after, steps, deduplicates):
     provider.deduplicates = deduplicates
-    kill(shop, "/payments", function, after=after)
+    shop.die("/payments", function, after)
     assert shop.sql(STEPS) == steps
     assert shop.post("/payments").status_code == 201
     twice = function == "charge_card" and after and not deduplicates
@@ -88,7 +70,7 @@ def test_after_a_crash_the_provider_is_asked_what_it_did(shop, provider, after, 
     shop.names["charge_card"] = lambda *args: (
         attempts.append(current_operation.attempt) or charge(*args)
     )
-    kill(shop, "/transfers", "charge_card", after=after)
+    shop.die("/transfers", "charge_card", after)
     assert [shop.post("/transfers").json for _ in range(2)] == [{"id": 1, "transfer": "ch_0"}] * 2
     assert (attempts, len(provider.ledger), shop.count("payment")) == (charging, 1, 1)
 
@@ -97,7 +79,7 @@ def test_a_call_without_a_response_is_asked_about_too(shop, provider):
     provider.deduplicates, provider.loses = False, 1
     for problem in "try-again", "request-in-progress":
         assert shop.post("/transfers").json["type"].endswith(problem)
-    shop.sql(END_LEASE)
+    shop.end_leases()
     assert shop.post("/transfers").json == {"id": 1, "transfer": "ch_0"}
     assert (len(provider.ledger), shop.count("payment")) == (1, 1)
 

@@ -66,38 +66,34 @@ def test_an_event_of_a_webhook_is_handled_once_and_only_if_it_is_signed(page, pa
     assert shop.count("booking") == 2
 
 
-def test_a_graphql_request_has_one_key(page):
+def test_a_graphql_request_has_one_key_and_where_it_shall_each_mutation(page):
     shop = page("graphql.md")
 
-    def send(amount=5, key="order-7", query="mutation ($n: Int!) { pay(amount: $n) { id amount } }"):
+    def send(query, key=None, path="/graphql", **variables):
         extensions = {"extensions": {"idempotencyKey": key}} if key else {}
-        body = {"query": query, "variables": {"n": amount}, **extensions}
-        return shop.post("/graphql", body, key=None)
+        return shop.post(path, {"query": query, "variables": variables, **extensions}, key=None)
 
-    first, again = send(), send()
+    pay = "mutation ($n: Int!) { pay(amount: $n) { id amount } }"
+    first, again = (send(pay, "order-7", n=5) for _ in range(2))
     assert first.json == {"data": {"pay": {"id": "1", "amount": 5}}}
     assert (again.json, again.headers[REPLAYED]) == (first.json, "true")
-    assert (send(6).status_code, send(key="").status_code) == (422, 400)
-    assert send(key="", query="{ payments }").json == {"data": {"payments": 1}}
-    several = "mutation ($n: Int!) { a: pay(amount: 5) { id } b: pay(amount: $n) { id } }"
-    assert send(0, "order-8", several).json["data"]["b"] is None
+    assert (send(pay, "order-7", n=6).status_code, send(pay, n=5).status_code) == (422, 400)
+    assert send("{ payments }").json == {"data": {"payments": 1}}
+    several = "mutation { a: pay(amount: 5) { id } b: pay(amount: 0) { id } }"
+    assert send(several, "order-8").json["data"]["b"] is None
     assert shop.count("payment") == 1, "an error undoes the mutations before it"
 
-
-def test_each_graphql_mutation_has_a_key(page):
-    shop = page("graphql.md")
-
-    def send(second, fields="id", order="1"):
+    def each(second, fields="id", order="1"):
         a = f'a: pay(amount: 5, idempotencyKey: "{order}a") {{ {fields} }}'
         b = f'b: pay(amount: {second}, idempotencyKey: "{order}b") {{ {fields} }}'
-        return shop.post("/graphql/each", {"query": f"mutation {{ {a} {b} }}"}, key=None).json
+        return send(f"mutation {{ {a} {b} }}", path="/graphql/each").json
 
-    first, again = send(0), send(0, "id amount")
+    first, again = each(0), each(0, "id amount")
     assert (first["data"]["b"], again["data"]["a"]["id"]) == (None, first["data"]["a"]["id"])
     assert first["errors"][0]["message"] == "The amount must be positive."
-    assert send(6, order="2") == send(6, order="2")
-    assert shop.count("payment") == 3
-    [error] = send(7, order="2")["errors"]
+    assert each(6, order="2") == each(6, order="2")
+    assert shop.count("payment") == 4
+    [error] = each(7, order="2")["errors"]
     assert (error["path"], error["extensions"]["code"]) == (["b"], "key-reused")
 
 
