@@ -1,4 +1,7 @@
-"""``flask idempotency release`` and ``resolve`` in detail: what is asked, stored, noted and sent."""
+"""``flask idempotency release`` and ``resolve`` in detail: what is asked, stored, noted and sent.
+
+In which states they are refused: the grid of ``test_states_and_verbs.py``.
+"""
 
 from __future__ import annotations
 
