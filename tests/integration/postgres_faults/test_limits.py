@@ -5,7 +5,7 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.postgres_faults.faults import first_time, settings
+from tests.integration.postgres_faults.conftest import first_time, settings
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 

@@ -11,7 +11,7 @@ from flask import abort
 from flask_idempotency import current_operation
 from tests.drivers import EACH
 from tests.faults.nemesis import COMPLETION
-from tests.integration.postgres_faults.faults import first_time
+from tests.integration.postgres_faults.conftest import first_time
 from tests.integration.views import protect
 from tests.waiting import wait_until
 

@@ -14,7 +14,7 @@ from flask import Flask
 import servers
 from tests.docs.pages import RECIPES, ROOT, blocks
 from tests.drivers import EACH, PSYCOPG2
-from tests.integration.postgres_faults.faults import first_time, settings
+from tests.integration.postgres_faults.conftest import first_time, settings
 from tests.waiting import wait_until
 
 PAGE = ROOT / "docs/go-live.md"
