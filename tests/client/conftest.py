@@ -161,12 +161,6 @@ def stall(handler: Handler) -> None:
     handler.world.let_go.wait(10)
 
 
-def duplicate(handler: Handler) -> None:
-    """Get the request twice, as if a proxy had sent it again; the response is the second one."""
-    handler.world.work(handler.key)
-    handler.respond(*handler.world.work(handler.key))
-
-
 def respond(status: int, problem: str = "", **headers: str) -> Callable[[Handler], None]:
     """Answer without work; ``problem`` is the last part of its type."""
     body = json.dumps({"type": f"urn:flask-idempotency:problem:{problem}"}).encode()

@@ -18,7 +18,6 @@ from tests.client.conftest import (
     break_off,
     drop_after,
     drop_before,
-    duplicate,
     hang,
     respond,
     stall,
@@ -56,7 +55,6 @@ BEHAVIOURS = {
     "the request is lost twice": ([drop_before] * 2, 201, [1, 2]),
     "the response is lost twice": ([drop_after] * 2, 201, [1, 2]),
     "the response breaks off twice": ([break_off] * 2, 201, [1, 2]),
-    "the request arrives twice": ([duplicate], 201, []),
     **{
         f"only the connection's end: {head[5:]}": ([written(head)], 201, [1])
         for head in (

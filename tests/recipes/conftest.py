@@ -109,7 +109,7 @@ def hang_up(environ: dict[str, Any]) -> None:
 def respond(start_response: Callable[..., Any], status: int) -> list[bytes]:
     """As a proxy or a sign-in does."""
     body = f'<h1>{status}</h1><script>{{"id": 1}}</script>'.encode()
-    body = b"" if status in {202, 204} else body
+    body = b"" if status == 204 else body
     headers = [("Content-Length", str(len(body)))] if status != 204 else []
     headers += [("Location", "/")] if status == 303 else []
     start_response(f"{status} X", [*headers, ("Content-Type", "text/html")])
