@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 from flask import Flask, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
 from prometheus_client import CollectorRegistry
-from werkzeug.serving import make_server
 
 from flask_idempotency import Idempotency, idempotent
 from tests.docs.how_to import Page
+from tests.served import served
 
 
 @pytest.fixture
@@ -49,11 +48,10 @@ class Provider:
     def __init__(self) -> None:
         self.deduplicates, self.refuses, self.loses, self.garbles = True, 0, 0, 0
         self.ledger: list[str] = []
-        app = Flask("provider")
-        app.add_url_rule("/charges", "charge", self.charge, methods=["POST"])
-        app.add_url_rule("/charges", "find", self.find)
-        app.add_url_rule("/bookings", "book", lambda: ({"booked": True}, 201), methods=["POST"])
-        self.server = make_server("127.0.0.1", 0, app, threaded=True)
+        self.app = Flask("provider")
+        self.app.post("/charges")(self.charge)
+        self.app.get("/charges")(self.find)
+        self.app.post("/bookings", endpoint="book")(lambda: ({"booked": True}, 201))
 
     def charge(self) -> Any:
         if self.refuses:
@@ -79,10 +77,5 @@ class Provider:
 def provider(names: dict[str, Any]) -> Iterator[Provider]:
     """A payment provider, which the application knows."""
     provider = Provider()
-    thread = threading.Thread(target=provider.server.serve_forever, args=[0.01])
-    thread.start()
-    names["app"].config["PROVIDER_URL"] = f"http://127.0.0.1:{provider.server.port}"
-    yield provider
-    provider.server.shutdown()
-    thread.join()
-    provider.server.server_close()
+    with served(provider.app) as names["app"].config["PROVIDER_URL"]:
+        yield provider

@@ -17,7 +17,7 @@ from celery import signals
 
 from flask_idempotency.testing import assert_idempotent_call, every_crash
 from tests.docs.pages import ROOT, blocks, commands
-from tests.docs.test_tutorials import Shell
+from tests.docs.test_tutorials import Shell, write_file
 from tests.waiting import wait_until
 
 PAGE = ROOT / "docs/queues.md"
@@ -30,9 +30,7 @@ def modules(tmp_path, monkeypatch, postgres, redis_server) -> Iterator[Callable[
     monkeypatch.setenv("REDIS_URL", redis_server.url)
     monkeypatch.syspath_prepend(str(tmp_path))
     for block in blocks(PAGE, "python"):
-        kind, _, name = block.mark.partition(": ")
-        if kind == "file":
-            (tmp_path / name).write_text(block.text, encoding="utf-8")
+        write_file(block, tmp_path)
     shop = importlib.import_module("shop")
     with shop.app.app_context():
         shop.db.create_all()
