@@ -77,8 +77,6 @@ class Connection(RawConnection):
     def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
         """See :class:`RawConnection`. Raises ``NotAtomic`` in a ``pipeline()`` of the view's."""
         if self.driver.pgconn.pipeline_status and not self.is_lost():  # one that is lost keeps ours
-            if operation := self.operation():
-                operation.refuse(_IN_PIPELINE)
             raise NotAtomic(_IN_PIPELINE)
         parts = statements(text) if values is None else statements(text, "${0}", "%")
         if self.continues and self.status() == IDLE:

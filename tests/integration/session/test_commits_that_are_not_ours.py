@@ -9,6 +9,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from flask_idempotency import NotAtomic
 from tests.differential.harness import EQUAL, ByDesign, Family, Refused
 from tests.drivers import PSYCOPG
 from tests.integration.session.cases import (
@@ -205,6 +206,15 @@ def a_commit_in_a_pipeline(world):
         for _ in range(2):
             world.sql("insert into audit (text) values ('in a pipeline')")
             world.commit()
+
+
+@in_a_pipeline()
+def one_that_the_view_catches(world):
+    with contextlib.suppress(NotAtomic):
+        a_commit_in_a_pipeline(world)
+    world.session.rollback()
+    world.pay()
+    world.commit()
 
 
 @PSYCOPG
