@@ -6,7 +6,6 @@ The SDK needs newer releases than the lowest that the package allows, so it is n
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,31 +73,6 @@ class TestToolCalls:
     def test_nobody_pays_nothing(self, shop):
         assert "Nobody is signed in." in self.words(self.pay(shop))
         assert shop.count("payment") == 0
-
-    @pytest.mark.usefixtures("sign_in")
-    def test_a_call_while_the_first_runs_is_told_to_wait(self, shop):
-        running, go_on, save = threading.Event(), threading.Event(), shop.names["save_payment"]
-
-        def slowly(*arguments):
-            running.set()
-            assert go_on.wait(20)
-            return save(*arguments)
-
-        shop.names["save_payment"] = slowly
-
-        async def both() -> tuple[Any, Any]:
-            async with Client(shop.names["server"]) as client:
-                arguments = {"order": "7", "amount": 500}
-                first = asyncio.create_task(client.call_tool("pay_order", arguments))
-                assert await asyncio.to_thread(running.wait, 20)
-                second = await client.call_tool("pay_order", arguments)
-                go_on.set()
-                return await first, second
-
-        first, second = asyncio.run(both())
-        assert first.structured_content == {"payment": 1}
-        assert "then repeat this call." in self.words(second)
-        assert shop.count("payment") == 1
 
     @pytest.mark.usefixtures("sign_in")
     def test_a_tip_is_given_once_for_each_call_of_the_model(self, shop):
