@@ -110,6 +110,7 @@ def test_the_picture_of_the_states_names_each_situation():
 
 def test_the_public_face_and_the_pages_are_as_small_as_it_was_decided():
     assert (len(PUBLIC), len(SETTINGS), len(cli.commands)) == (30, 21, 8)
+    assert set(PUBLIC) <= set(dir(flask_idempotency))
     assert len(OPTIONS) <= 18
     pages = sorted((ROOT / "docs").glob("*.md"))
     assert len(pages) <= 20

@@ -24,6 +24,7 @@ def test_the_page_of_an_interrupted_record(browser, interrupted, world):
         derive_key(bytes(key), "reserve"),
     ):
         assert part in text
+    assert "Completed" not in text
     assert re.search(r"\d\d:\d\d:\d\d\.\d{3}Z", text)
     derived = derive_key(bytes(key), "<charge>")
     assert derived not in text
@@ -42,6 +43,7 @@ def test_a_body_is_shown_when_asked_for_and_record_and_log_say_to_whom(
     path = f"/records/{completed}"
     text = browser.text(path)
     assert re.search(r"Response +201, 2\d B", text)
+    assert "Completed in attempt 1, with 201" in text
     assert ("Content-Type application/json" in text, "Release…" in text) == (True, False)
     assert browser.post(f"{path}/body", site="cross-site").status_code == 403
     assert ("canary" in text, "operator shown" in caplog.text, audit()) == (False, False, [])
