@@ -180,7 +180,7 @@ def test_keys_and_scopes_are_any_text_and_a_name_that_the_database_cannot_hold_i
     def steps():
         with pytest.raises(IdempotencyError, match="a step's name is '€'.*in the encoding"):
             current_operation.step("€", calls.append, 1)
-        return current_operation.step("charge", lambda: "€"), 201
+        return current_operation.step("prüfen", lambda: "€"), 201  # which it can hold
 
     world.app.post("/steps")(idempotent(atomic=False)(steps))
     world.app.post("/named", endpoint="named")(idempotent(name="€")(dict))

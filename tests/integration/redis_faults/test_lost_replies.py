@@ -8,6 +8,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.contract.claims import a_claim, again
+from tests.log import ours
 
 pytestmark = pytest.mark.parametrize("store", ["redis"], indirect=True)
 
@@ -28,7 +29,7 @@ def world(request, make_world, proxy):
 @pytest.mark.parametrize("for_good", [False, True])
 @pytest.mark.parametrize("lost", [CLAIM, FINISH], ids=["claim", "end"])
 def test_a_claim_and_an_end_recognise_themselves_or_hold_the_key(
-    world, add_view, proxy, assert_problem, lost, for_good
+    world, add_view, proxy, assert_problem, caplog, lost, for_good
 ):
     """After a claim that is lost for good the view did not run, but no retry can know that."""
 
@@ -47,6 +48,7 @@ def test_a_claim_and_an_end_recognise_themselves_or_hold_the_key(
     first = world.post()
     if for_good:
         assert_problem(first, 503, "store-unavailable", retry=True)
+        assert "Redis failed" in [line.getMessage().partition(":")[0] for line in ours(caplog)]
         proxy.accept()
     else:
         assert (first.status_code, proxy.lost) == (201, 1), first.text
