@@ -297,6 +297,7 @@ for what in ("row", "advisory"):
     either(f"a lock that a second session must not get, {what}", do("lock", what), second)
 either("a local setting beside a second session", do(SECOND, SET[0]), READ, do(SECOND, LATER, READ))
 either("a second session commits", do("update by ORM", "old"), do(SECOND, LATER, COMMIT), COMMIT)
+refused("a rollback around what a second session has written", READ, do(SECOND, LATER, FLUSH), ROLLBACK)
 POINT, TO_POINT = texts("savepoint", "to savepoint")
 either("a savepoint by text, and another session", POINT, do(SECOND, READ), TO_POINT)
 ENDED = POINT, do("savepoint"), TO_POINT, do("release the savepoint")
