@@ -92,7 +92,7 @@ FORM_CHANGES = [
     (form(name=""), form(name=""), True),
     (form(name=""), form(name="", amount="6"), False),
     (form(), form(amount="6"), False),
-    (form(), form(content="receipt 2"), False),
+    *((form(), form(content=changed), False) for changed in ("receipt 2", "deceipt")),
     (CODED, sent("a=x+y&b=%31&b=2", FORM), True),
     *((CODED, sent(changed, FORM), False) for changed in ("a=x+z&b=1&b=2", "a=x+y&b=2&b=1", "")),
 ]
