@@ -56,8 +56,13 @@ def savepoint(world):
         (True, bool, write, 201),  # what authentication began is lost, too, and is not begun again
         (False, write, savepoint, 201),
         (True, write, lambda _world: abort(404), 404),
+        (False, bool, lambda world: world.db.session.add(world.Payment(amount=1)), 201),
+        (False, write, bool, 201),
     ],
-    ids=["a write", "a write behind a read", "a savepoint behind a write", "a rejection"],
+    ids=[
+        *("a write", "a write behind a read", "a savepoint behind a write", "a rejection"),
+        *("the view's commit", "a commit of the view's that sends nothing"),
+    ],
 )
 def test_a_connection_lost_between_two_statements_is_a_503(
     make_world, assert_problem, caplog, reads_before, before, then, status
@@ -107,18 +112,18 @@ def test_a_connection_lost_before_the_view_breaks_nothing_above_it(make_world, a
 @pytest.mark.parametrize(
     ("arrives", "shown"), [(True, True), (False, False)], ids=["COMMIT arrived", "COMMIT lost"]
 )
-def test_a_connection_reset_during_the_commit_is_an_unknown_outcome(
+def test_a_connection_reset_during_the_operations_commit_is_an_unknown_outcome(
     proxied, background, add_view, retries, arrives, shown
 ):
     """Also where the view has used the driver's own connection."""
     world, proxy = proxied
 
-    def before_the_commit():
+    def before_the_last_message():
         if shown:
             world.db.session.connection()
         proxy.lose_answer(COMPLETION) if arrives else proxy.hold(COMPLETION)
 
-    runs = add_view(world, during=first_time(before_the_commit))
+    runs = add_view(world, during=first_time(before_the_last_message))
     first = background(world.post)
     if not arrives:
         proxy.wait_until_held()
