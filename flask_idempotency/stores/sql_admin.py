@@ -110,7 +110,7 @@ class SqlAdmin:
         ttl_seconds: float,
         response: StoredResponse | None = None,
         *,
-        anew: bool = False,
+        anew: bool,
     ) -> bool:
         """End what is interrupted or failed as an operator decided, durably; return True if it did.
 

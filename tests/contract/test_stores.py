@@ -385,7 +385,7 @@ def test_an_operator_ends_what_is_interrupted_or_failed_as_it_was_seen(records, 
     claim, admin = a_claim(lease=60), records.admin()
     lease = held(records.claim(claim))
     look = lambda: admin.lines(1, start=claim.key)[0]  # noqa: E731
-    settle = lambda seen, ttl: admin.settle(seen, ENTRY, ttl, FAILURE)  # noqa: E731
+    settle = lambda seen, ttl: admin.settle(seen, ENTRY, ttl, FAILURE, anew=False)  # noqa: E731
     outdated = look()
     ENDS[state](lease)
     seen = look()

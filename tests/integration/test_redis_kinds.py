@@ -84,8 +84,8 @@ def test_each_node_of_a_cluster_is_asked_for_its_own_records(cluster, tmp_path):
         for claim in claims:
             lease = records.claim(claim)
             lease.record("ü", b"1")
-            lease.complete(StoredResponse(201, (), b""))
+            lease.complete(StoredResponse(201, (), b"\xff\x00"))
         lines = records.admin().lines(50, state="completed")
         assert {line.key for line in lines} == {claim.key[:8].hex() for claim in claims}
-        assert {(each.operation, each.status, each.bytes) for each in lines} == {("pay", 201, 0)}
+        assert {(each.operation, each.status, each.bytes) for each in lines} == {("pay", 201, 2)}
         assert list(records.admin().notes(claims[0].key)[0]) == ["ü"]

@@ -69,8 +69,9 @@ def test_every_crash_of_a_view_without_places_and_of_one_that_is_held(shop):
 
 
 @HYBRID
-def test_a_retry_after_the_block_is_not_kept_waiting_by_the_dead(shop):
-    shop.view(shop.pay)
+@pytest.mark.parametrize("options", [{}, RETRY], ids=["atomic", "leased"])
+def test_a_retry_after_the_block_is_not_kept_waiting_by_the_dead(shop, options):
+    shop.view(shop.pay, **options)
     key = {"Idempotency-Key": str(uuid.uuid4())}
     with crash_at("before-commit", shop.app):
         shop.client.post("/payments", headers=key)

@@ -178,7 +178,10 @@ def test_what_was_released_is_open_as_long_as_a_provider_knows_its_key(shop, ass
         shop.sql("update idempotency_record set created_at = now() - interval '25 hours'")
         assert_problem(shop.post("order"), 409, "operation-interrupted")
 
+    created = "select created_at from idempotency_record"
+    began = shop.sql(created)
     assert shop.run(*release).exit_code == 0
+    assert shop.sql(created) == began, "only --not-done begins its age anew"
     shop.sql("update idempotency_record set completed_at = now() - interval '2 hours'")
     grow_old()
     result = shop.run(*release)
