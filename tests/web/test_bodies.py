@@ -1,5 +1,6 @@
 """A request's body: incomplete, too long, chunked, read by somebody before."""
 
+import gzip
 import io
 from contextlib import suppress
 
@@ -258,3 +259,40 @@ def test_what_was_read_before_the_view_is_compared_all_the_same_or_refused(
             assert_replayed(first, send(world, body, **sent))
             assert send(world, body.replace(b"5", b"6"), **sent).status_code == 422
         assert len(runs) == before + (not is_gone)
+
+
+def inflated():
+    request.stream = gzip.GzipFile(fileobj=request.stream)
+
+
+def inflated_input():
+    request.environ["wsgi.input"] = gzip.GzipFile(fileobj=request.environ["wsgi.input"])
+
+
+def kept():
+    request._cached_data = gzip.decompress(request.get_data())
+
+
+@pytest.mark.parametrize("fingerprint", ["request", "json"])
+@pytest.mark.parametrize("unpack", [inflated, inflated_input, kept])
+def test_a_packed_body_is_compared_as_the_view_reads_it(
+    world, add, assert_replayed, assert_problem, unpack, fingerprint
+):
+    """Unless the view itself unpacks it."""
+    before_request(world, lambda: request.path == "/payments" and unpack())
+    add(fingerprint=fingerprint)
+    world.app.post("/own")(idempotent(lambda: (inflated(), request.get_json())[1]))
+
+    def pack(body, mtime, kind, key="key-1", **kwargs):
+        packed, headers = gzip.compress(body, mtime=mtime), {"Content-Encoding": "gzip"}
+        return send(world, packed, kind, key=kind[:19] + key, headers=headers, **kwargs)
+
+    longer = b"field=" + b"x" * 1000 + b"&amount=5"  # than it is packed
+    for kind, body in {**BODIES, FORM: longer, MULTIPART: multipart(1, 1000)}.items():
+        first = pack(body, 1, kind)
+        assert "5" in first.text
+        assert_replayed(first, pack(body, 2, kind))
+        assert_problem(pack(body.replace(b"5", b"6"), 1, kind), 422, "key-reused")
+    assert pack(b"x" * (17 << 20), 1, JSON, "key-2").status_code == 413
+    assert len(world.records()) == 3
+    assert pack(BODIES[JSON], 1, JSON, path="/own").json == {"amount": 5}
