@@ -362,6 +362,8 @@ for what, steps in WROTE.items():
         either(f"{what}, an error, a handler that is {handler}", *steps, **raises)
     if what != "committed":
         refused(f"{what}, and nobody commits", *steps)
+for what in ("modify", "delete"):  # nothing was sent yet
+    refused(f"{what}, and nobody commits", do(what, "old"))
 either("a unique label that is taken, found above", ADD, FLUSH, do("add", "old"), above=(COMMIT,))
 either("a commit that failed, and one above", LAST, LAST, COMMIT, above=ABOVE)
 MET = do("ask", "insert into item (label, amount) values ('old', 1) on conflict do nothing")
