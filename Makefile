@@ -6,6 +6,8 @@ FLASK ?= flask
 ARGS ?=
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
+NEEDS_demo := PostgreSQL, Redis, gunicorn and Flask: 180 MB, less than a minute
+NEEDS_test := 750 MB, some minutes
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -14,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .NOTPARALLEL:
 .PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real scale poolers platforms test-ecosystem agents test-browser picture screenshots release-check clean help
 
-demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
+demo: $(VENV)/.has-demo  ## break things in a shop with the extension, and in one without: a page to press on
 	@$(RUN) laboratory $(ARGS)
 
 # All of them in four processes: most wait for servers and workers to start, die and come back. The folders
@@ -100,11 +102,11 @@ clean:  ## remove all that was made here, .venv too
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1	/p' Makefile
 
-# The first pip that knows groups: that of an older Python does not.
+# The first pip that knows groups: that of an older Python does not. In a terminal pip shows how far it is.
 $(VENV)/.has-%: setup.cfg pyproject.toml | $(VENV)/.made
-	@echo "Installing what '$*' needs into $(VENV) (once)"
+	@echo "Installing what '$*' needs into $(VENV) (once; $(or $(NEEDS_$*),some minutes at most))"
 	@$(RUN) pip install -qq 'pip>=25.1'
-	@$(RUN) pip install -qq -e . --group $*
+	@$(RUN) pip install $(if $(MAKE_TERMOUT),,-qq) -e . --group $*
 	@touch $@
 
 # A stamp, not bin/python: that is there before a creation that fails half way.
