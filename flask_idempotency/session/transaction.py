@@ -149,8 +149,9 @@ class OperationTransaction:
 
     def __post_init__(self) -> None:
         self._options = self.connection.engine.get_execution_options()
-        self.raw.operation = ref(self)
-        _open[id(self.connection)] = self.raw.operation
+        key = id(self.connection)
+        # An exit may strike before it has begun: then it ends nothing, and only goes.
+        self.raw.operation = _open[key] = ref(self, lambda _: _open.pop(key, None))
         self.is_over = False
         if not self.connection.in_transaction():
             self.connection.begin()

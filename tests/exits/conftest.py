@@ -32,7 +32,7 @@ def shop_app(database):
         assert shop.db.engine.pool.checkedout() == 0, "a connection was not given back"
         shop.db.engine.dispose()
     wait_until(lambda: not shop.select(shop.OPEN), "no transaction is open")
-    # A thread that was struck where an operation begins or ends may keep a note of it, as may its process
-    # of a connection. They cost a few calls, which a later test of this process would count as its own.
+    # A thread that was struck where an operation begins or ends may keep a note of it, as may its
+    # process of a connection. They cost a few calls, which a later test would count as its own.
     innermost.set(None)
     taken.clear()
