@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
 from random import random
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
 import flask
@@ -155,7 +156,8 @@ def before(state: AppState, endpoint: str | None, _values: object) -> None:
         return
     place, view = (endpoint, request.method), state.app.view_functions[endpoint]
     if place not in state.known or state.known[place][0] is not view:
-        state.known[place] = _find(state, *place)
+        with _finding:
+            state.known[place] = _find(state, *place)
     current.dispatched = route = state.known[place][1]
     if route is None:
         return
@@ -165,6 +167,10 @@ def before(state: AppState, endpoint: str | None, _values: object) -> None:
         if route.enforce:
             raise
         current.skipped = True  # nobody notices what is only observed
+
+
+_finding = Lock()
+"""Two first requests would each wrap a view that ``protect`` covers, one around the other."""
 
 
 def _find(state: AppState, endpoint: str, method: str) -> tuple[Any, Route | None]:

@@ -51,6 +51,21 @@ def order(kind, amount=5, **members):
     return {"json": sent} if kind == JSON else {"data": sent, "content_type": kind}
 
 
+def test_a_function_before_the_view_may_move_the_key_from_another_header(
+    world, add_view, assert_problem, assert_replayed
+):
+    """As for clients that still send one of the API's own. Its body is compared all the same."""
+
+    @world.app.before_request
+    def move():
+        request.environ["HTTP_IDEMPOTENCY_KEY"] = request.headers["X-Request-Key"]
+
+    runs, old = add_view(world), {"key": None, "headers": {"X-Request-Key": "key-1"}}
+    assert_replayed(world.post(**old), world.post(**old))
+    assert_problem(world.post(**old, json={"amount": 6}), 422, "key-reused")
+    assert runs == [1]
+
+
 @pytest.mark.parametrize("kind", [JSON, FORM, MULTIPART])
 def test_a_natural_key_may_be_in_the_body(world, add_view, assert_problem, assert_replayed, kind):
     def key():

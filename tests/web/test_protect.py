@@ -5,6 +5,9 @@
 
 import functools
 import io
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import flask_restful
 import flask_restx
@@ -202,6 +205,27 @@ def test_what_is_exempt_is_left_out_and_given_back(shop, way, when):
         shop.idempotency.exempt(target)
     found = [shop.found(path) for path in ("/search", "/own", "/hidden", "/sibling", "/calling")]
     assert found == ["plain", "own", *["covered"] * 3]
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_first_requests_that_come_together_protect_a_view_once(shop, attempt):
+    """The response that ``abort`` makes is stored: it is the view's, not that of a function inside."""
+    shop.idempotency.protect(shop.app)
+    shop.add("/payments", view=lambda: abort(404))
+    together, switch = threading.Barrier(8), sys.getswitchinterval()
+
+    def post(number):
+        together.wait(10)
+        return shop.post(key=f"key-{number}").status_code
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(post, range(8))) == {404}
+    finally:
+        sys.setswitchinterval(switch)
+    for number in range(8):
+        assert shop.post(key=f"key-{number}").headers["Idempotent-Replayed"] == "true"
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["application", "blueprint"])
