@@ -1,4 +1,4 @@
-"""What is private in Flask or SQLAlchemy, or differs between releases of Flask. No other file uses it.
+"""What is private in Flask or SQLAlchemy, or differs between releases of Flask. No other names these.
 
 Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
 

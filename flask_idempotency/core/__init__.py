@@ -1,4 +1,5 @@
 """The rules: states, transitions, decisions and values.
 
-Standard library only; no clock, no randomness, no input, and no output but the log.
+Standard library only; no clock, no randomness, no input but the process's number, and no output
+but the log.
 """

@@ -1,4 +1,4 @@
-"""One loop: ask the core what comes next, do it through the ports.
+"""One loop: ask the table of states what comes next, do it through the ports.
 
 The engine knows no database, no Redis and no web framework. A request calls
 :meth:`DecisionEngine.decide` and gets a decision. If that is an :class:`Execution`, it runs the

@@ -91,7 +91,10 @@ def situation(record: Record | None) -> Situation:
 
 
 def decide(record: Record | None, claim: Claim) -> Next:
-    """Decide what a request with this claim does about this record. Nothing else decides."""
+    """Decide what a request with this claim does about this record.
+
+    Nothing else decides, but that a lock which is held rejects before that.
+    """
     is_changed = record is not None and claim.fingerprint.matches(record.fingerprint) is False
     step = NEXT[situation(record)][is_changed]
     if record is None or record.expired or step not in (Next.TAKE_OVER, Next.ASK_ROUTE):

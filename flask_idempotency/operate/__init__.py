@@ -1,4 +1,4 @@
 """What an operator does with records, as plain functions over a store's :class:`Admin`.
 
-The commands, the console and the metrics are three skins over it.
+The commands and the console are two skins over it.
 """

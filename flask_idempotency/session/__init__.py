@@ -1,1 +1,4 @@
-"""All that happens to a session in an operation. It knows SQLAlchemy and the drivers' connections."""
+"""All that happens to a session in an operation.
+
+It knows SQLAlchemy, the drivers' connections and Flask's contexts.
+"""

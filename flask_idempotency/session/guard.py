@@ -1,7 +1,8 @@
 """What a statement does to the operation's transaction, read from its text before it is sent.
 
-A text that begins or ends a transaction is refused: it would split the operation from its record. What
-a function on the server does, no text tells; what the driver's own cursors send does not pass here.
+A text that begins or ends a transaction is refused, by ``OperationTransaction.before``: it would split
+the operation from its record. What a function on the server does, no text tells; what the driver's own
+cursors send does not pass here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A request's way through Flask. Names no store."""
+"""A request's way through Flask. Imports no store."""
