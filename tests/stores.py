@@ -28,7 +28,8 @@ def prefix_of(database: Any) -> str:
 def on_sqlite(owner: Any) -> dict[str, Any]:
     """The configuration of an application with a SQLite file, which is there as long as ``owner``."""
     folder = tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None)
-    weakref.finalize(owner, shutil.rmtree, folder)
+    # A process that a test forked may have done it before, with its copy of what nobody uses any more.
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return {
         "SQLALCHEMY_DATABASE_URI": f"sqlite:///{folder}/shop.db",
         "SQLALCHEMY_ENGINE_OPTIONS": {"poolclass": NullPool},  # nobody closes them
