@@ -15,6 +15,7 @@ STORY = STORIES["kill-worker"]
 WIDTH, TOP, STEP = 450, 100, 27  # of the picture's own units: a phone shows some 360 of them
 LANES = ((20, 180), (214, 220))  # where each begins, and how wide it is
 SECONDS = 14  # of one round: half of it tells the story, the rest shows how it ended
+AHEAD = 8  # seconds of the first round that are left out: so the first that is seen is the end
 
 WORDS = {
     "request": "app pays",
@@ -56,7 +57,7 @@ def draw(results: list[Result]) -> str:
         for number, (result, moments) in enumerate(zip(results, told, strict=True))
     )
     # All of the animation is under the condition: who wants no motion sees the end at once.
-    animation = f".moment {{ animation: var(--appears) {SECONDS}s infinite }}"
+    animation = f".moment {{ animation: var(--appears) {SECONDS}s -{AHEAD}s infinite }}"
     moves = f"  @media (prefers-reduced-motion: no-preference) {{ {animation} }}\n"
     times = moves + "".join(_appears(place, most) for place in range(most + 1))
     return (
