@@ -6,7 +6,11 @@ async function press(form) {
   const button = form.querySelector("button");
   busy = true;
   button.setAttribute("aria-busy", "true");
-  said.textContent = `${button.textContent}: running in both lanes`;
+  said.textContent = `${button.textContent}: running in both shops`;
+  for (const verdict of document.querySelectorAll(".verdict")) {
+    verdict.className = "verdict";  // that of the story before is none of this one
+    verdict.textContent = "Running …";
+  }
   try {
     const answer = await fetch(form.action, { method: "POST" });
     if (!answer.ok) throw new Error(answer.status);
@@ -27,6 +31,7 @@ async function press(form) {
   } catch (error) {
     said.textContent = "No response: is the demo still running?";
     said.classList.remove("hidden");
+    for (const verdict of document.querySelectorAll(".verdict")) verdict.textContent = "";
     button.removeAttribute("aria-busy");
   }
   busy = false;
