@@ -150,8 +150,10 @@ class OperationTransaction:
     def __post_init__(self) -> None:
         self._options = self.connection.engine.get_execution_options()
         key = id(self.connection)
-        # An exit may strike before it has begun: then it ends nothing, and only goes.
-        self.raw.operation = _open[key] = ref(self, lambda _: _open.pop(key, None))
+        # An exit may strike before it has begun: then it ends nothing, and only goes. Another one that
+        # has begun on its connection meanwhile stays.
+        forget = lambda dead: _open.get(key) is dead and _open.pop(key)  # noqa: E731
+        self.raw.operation = _open[key] = ref(self, forget)
         self.is_over = False
         if not self.connection.in_transaction():
             self.connection.begin()
