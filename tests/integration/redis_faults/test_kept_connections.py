@@ -28,7 +28,7 @@ def failures():
 def lock_of(failures):
     """A function that makes the lock of an application."""
     return lambda redis: RedisLock(
-        client_from_url(redis.url + PATIENT), "shop:", on_failure=failures.append
+        client_from_url(redis.url + PATIENT), "läden:", on_failure=failures.append
     )
 
 
