@@ -23,7 +23,11 @@ def operator() -> str | Response:
     if expected and password and hmac.compare_digest(password.encode(), expected.encode()):
         return given.username or "operator"
     challenge = WWWAuthenticate("basic", {"realm": "operations", "charset": "UTF-8"})
-    return Response("Sign in as an operator.\n", 401, {"WWW-Authenticate": challenge.to_header()})
+    return Response(
+        "Sign in with your name and the password of operators.\n",
+        401,
+        {"WWW-Authenticate": challenge.to_header()},
+    )
 
 
 def init_app(app: Flask) -> None:

@@ -100,7 +100,7 @@ def show(stage: Stage, url: str) -> int:
     print(f"The shop with the extension is at {shop}. Or try these in another terminal:\n")
     for step, curl in lines(shop):
         print(f"# {step.title}. {step.expect}\n{curl}\n")
-    print(f"# What its operator sees: {shop}/operations/ (password {OPERATOR_PASSWORD})\n")
+    print(f"# What its operator sees: {shop}/operations/ (any name, password {OPERATOR_PASSWORD})\n")
     print("Ctrl-C stops it and removes every trace.", flush=True)
     threading.Event().wait()
     return 0

@@ -116,7 +116,7 @@ class Client:
         self.exchanges: list[Exchange] = []
         self._meeting = meeting
 
-    def note(self, what: str, detail: str = "", who: str = "laboratory") -> None:
+    def note(self, what: str, detail: str = "", who: str = "demo") -> None:
         self.moments.append(Moment(time.time(), who, what, detail))
 
     def together(self, what: str, act: Callable[[], object]) -> None:

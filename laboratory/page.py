@@ -91,9 +91,8 @@ def milliseconds(at: float, began: float) -> str:
 def guarantee(number: str) -> str:
     """Its sentence, from the page of the guarantees."""
     place = rf"{number}\." if number.isdigit() else rf"-(?= \*\*{number})"
-    found = re.search(
-        rf"^{place} (\*\*.*?)(?=^\d\. |^- |^$)", GUARANTEES.read_text(), re.MULTILINE | re.DOTALL
-    )
+    text = GUARANTEES.read_text().partition("\n## The guarantees\n")[2]
+    found = re.search(rf"^{place} (\*\*.*?)(?=^\d\. |^- |^$)", text, re.MULTILINE | re.DOTALL)
     assert found, f"no guarantee {number} in {GUARANTEES}"
     plain = re.sub(r"\[(.*?)\]\(.*?\)|\*\*|`", r"\1", " ".join(found[1].split()))
     return f"Guarantee {number}: {plain}" if number.isdigit() else plain

@@ -75,7 +75,7 @@ def _lane(number: int, result: Result, moments: list[Moment], most: int) -> str:
     title = result.lane.title if result.lane.is_protected else "Without"
     lines = [f'<text class="lane" x="{left}" y="72">{escape(title)}</text>']
     for place, moment in enumerate(moments):
-        kind = "kill" if moment.what == "SIGKILL" else "strong" if moment.who == "books" else ""
+        kind = "kill" if moment.what == "SIGKILL" else "strong" if moment.who == "counted" else ""
         y, seconds = TOP + place * STEP, moment.at - result.began
         lines.append(
             f'<g class="moment" style="--appears: m{place}">'

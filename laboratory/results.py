@@ -64,10 +64,6 @@ class Result:
     def records(self) -> list[Row]:
         return self.after.records[len(self.before.records) :]
 
-    def is_new(self, row: Row) -> bool:
-        """Whether a row of a book was written in this story."""
-        return row in self.payments or row in self.charges
-
     @property
     def alices(self) -> list[int]:
         """The amounts that Alice has paid."""
@@ -157,7 +153,7 @@ def _in_the_shop(lane: Lane, story: str) -> list[Moment]:
     return [
         Moment(
             event["at"],
-            "laboratory" if event["what"] == "SIGKILL" else "shop",
+            "demo" if event["what"] == "SIGKILL" else "shop",
             event["what"],
             event["detail"],
         )
@@ -200,4 +196,4 @@ def _last(result: Result) -> Moment:
     number = len(result.alices) + len(result.bobs)
     what = {0: "no row", 1: "one row", 2: "two rows"}.get(number, f"{number} rows")
     where = "in the provider's ledger" if result.story.by_card else "in the table of payments"
-    return Moment(time.time(), "books", what, where)
+    return Moment(time.time(), "counted", what, where)

@@ -37,6 +37,10 @@ WITH = {
     "bob": ([1250], [1250], []),
     "provider-charged": ([], [], [1250]),
 }
+SHOWS = {
+    "lost-response": "Guarantee 3: Stable replay.",
+    "provider-charged": "No recorded step is repeated,",
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,7 @@ def test_a_press_tells_the_story(stage: Stage, client: FlaskClient, name: str) -
     assert books(stage, "with") == WITH[name]
     assert "not what the story tells" not in page
     assert STORIES[name].told in page
+    assert SHOWS.get(name, "Guarantee") in page
 
 
 def test_no_other_site_presses_a_button(client: FlaskClient) -> None:
