@@ -37,7 +37,7 @@ html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 
 # There is no intersphinx, for it needs the network: names of other packages lead nowhere.
