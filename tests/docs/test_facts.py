@@ -67,7 +67,9 @@ def states_drawn(picture: str) -> list[str]:
 
 
 def public_names(page: str) -> set[str]:
-    found = rows(r"^\.\. (?:py:|auto)(?!currentmodule)\w+:: (?:flask_idempotency\.)?([\w.]+)")(page)
+    found = rows(
+        r"^(?:\.\. (?:py:|auto)(?!currentmodule)\w+::| {17}) (?:flask_idempotency\.)?([\w.]+)"
+    )(page)
     return {name for name in found if "." not in name} - {"idempotency_field"}
 
 
