@@ -29,7 +29,7 @@ _why_option = click.option("--why", metavar="TEXT", required=True,
 
 @cli.command()
 @click.argument("digits")
-@click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
+@click.option("--fail", is_flag=True, help="Store a failure as its response; it does not run again.")
 @click.option("--not-done", is_flag=True,
               help="No more was done than the finished steps: so say the other's books.")  # fmt: skip
 @_attempt_option
@@ -43,9 +43,9 @@ def release(
 
     DIGITS are the 8 digits that `list` shows. First find out what became of the operation, for example
     from the other service: the next retry runs the view again, without its finished steps. Until it has
-    ended, it is listed as interrupted. With --fail it never runs again: every retry gets a 500 of the
-    type operation-failed. Does not touch what has completed or whose lease still runs. Atomic
-    operations need it only if they have used up max_attempts.
+    ended, it is listed as interrupted. With --fail it does not run again: every retry gets a 500 of
+    the type operation-failed, until you decide otherwise. Does not touch what has completed or whose
+    lease still runs. Atomic operations need it only if they have used up max_attempts.
     """
     state, act = app_state(current_app), "fail" if fail else "release"
     seen = undecided(state, digits, act, attempt=attempt)
@@ -120,10 +120,11 @@ def _write_settled(state: AppState, seen: Line, done: str) -> None:
 def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | None) -> None:
     """Erase what is stored about a user: responses, steps, and the records themselves.
 
-    Counts the newest 100,000 first, and asks. Never erases what is in progress or waits for a decision,
-    and says how many were left and why. Afterwards a retry of what was erased runs the view again. Uses
-    small transactions; reads the whole table, unless there is a --key. The exit code is 1 if nothing
-    was found: the options may be mistyped.
+    For one customer: forget --scope ID. Says how many there are (among the newest 100,000), asks, and
+    erases all of them. Never erases what is in progress or waits for a decision, and says how many
+    were left and why. Afterwards a retry of what was erased runs the view again. Uses small
+    transactions; reads the whole table, unless there is a --key. The exit code is 1 if nothing was
+    found: the options may be mistyped.
     """
     if which["scope" if which["key"] is None else "operation"] is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")

@@ -75,7 +75,7 @@ class RouteOptions(RunOptions, total=False):
     """The keyword arguments of ``@idempotent`` and ``protect``; all are optional.
 
     * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
-    * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
+    * ``ttl``: seconds or ``timedelta``; how long the key is remembered, from the first request on.
     * ``wait``: seconds that a concurrent duplicate waits for the first to finish before its 409.
     * ``key``: callable returning the key (``str``, ``int`` or ``UUID``), in place of the header.
       ``None``, ``""`` and a ``KeyError`` are a missing key.
