@@ -187,42 +187,40 @@ class DecisionEngine:
 
     def _settle(self, claim: Claim, record: Record | None, left: float, policy: object) -> Decision:
         """Claim, or find out who did."""
-        rounds = 0
-        while True:
-            step, tried = decide(record, claim), record
-            taken = self._take(step, record, claim, policy)
-            if isinstance(taken, Decision):
-                return taken
-            if rounds == ROUNDS:
-                raise errors.StoreUnavailable
-            if step is not Next.LET_RUN:
-                # Not getting a hold may mean held, finished just now or gone. So look once more.
-                record = taken or self._records.look(claim.key)
-            found = situation(record)
-            if tried is None or record is None or found is Situation.COMPLETED:
-                rounds += 1
-                continue
-            if (rest := self._wait(claim, found, left)) is None:
-                raise self._in_progress(claim, record)
-            left = rest
-            record = self._records.look(claim.key)
+        rounds, waits = 0, False
+        try:
+            while True:
+                step, tried = decide(record, claim), record
+                taken = self._take(step, record, claim, policy)
+                if isinstance(taken, Decision):
+                    return taken
+                if rounds == ROUNDS:
+                    raise errors.StoreUnavailable
+                if step is not Next.LET_RUN:
+                    # Not getting a hold may mean held, finished just now or gone. So look once more.
+                    record = taken or self._records.look(claim.key)
+                found = situation(record)
+                if tried is None or record is None or found is Situation.COMPLETED:
+                    rounds += 1
+                    continue
+                if left > 0:  # a place is kept, or a newcomer would take it between two looks
+                    waits = waits or self._places.acquire(blocking=False)
+                if left <= 0 or not waits:
+                    raise self._in_progress(claim, record)
+                left = self._wait(claim, found, left)
+                record = self._records.look(claim.key)
+        finally:
+            if waits:
+                self._places.release()
 
-    def _wait(self, claim: Claim, found: Situation, left: float) -> float | None:
-        """Wait for what goes on, ``left`` seconds at most; how many are left then.
-
-        None if there is no time, or no place among those that wait.
-        """
-        if left <= 0 or not self._places.acquire(blocking=False):
-            return None
+    def _wait(self, claim: Claim, found: Situation, left: float) -> float:
+        """Wait for what goes on, ``left`` seconds at most; how many are left then."""
         began = self.clock.monotonic()
         seconds = min(left, POLL_SECONDS) if found is Situation.LEASED else left
-        try:
-            if found is Situation.LEASED:
-                self.clock.sleep(seconds)
-            else:
-                self._records.wait(claim.key, seconds)
-        finally:
-            self._places.release()
+        if found is Situation.LEASED:
+            self.clock.sleep(seconds)
+        else:
+            self._records.wait(claim.key, seconds)
         # On a clock that stands still, as tests stop it, the seconds count.
         return left - (self.clock.monotonic() - began or seconds)
 

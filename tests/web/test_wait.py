@@ -93,6 +93,8 @@ def test_of_many_only_as_many_wait_as_may(make_world, begin, gate, assert_proble
         ended = as_completed([clients.submit(world.post) for _ in range(10)])
         for _ in range(8):
             assert_problem(next(ended).result(), 409, "request-in-progress", retry=True)
+        for _ in range(60):  # nor does a newcomer take their places
+            assert_problem(world.post(), 409, "request-in-progress", retry=True)
         gate.open()
         assert [each.result().status_code for each in ended] == [201] * 2
     assert (first.result().status_code, runs) == (201, [1])
