@@ -145,8 +145,8 @@ def _queue(
 ) -> None:
     """Give libpq the statements."""
     for sql, names in message:
-        values = [given[name][0] for name in names or ()]
-        formats = [given[name][1] for name in names or ()]
+        values = [given[name][0] for name in names] if names else ()
+        formats = [given[name][1] for name in names] if names else ()
         if known is None or names is None:
             pgconn.send_query_params(sql.encode(encoding), values, None, formats)
         else:
@@ -170,7 +170,7 @@ def _results(pgconn: Any) -> Generator[Any, Any, list[Any]]:
 def _dumped(transformer: Any, values: Values) -> _Given:
     """What libpq takes of the values."""
     binary, text = adapt.PyFormat.BINARY, adapt.PyFormat.TEXT
-    formats = [binary if isinstance(value, bytes) else text for value in values.values()]
+    formats = [binary if type(value) is bytes else text for value in values.values()]
     sent = transformer.dump_sequence(list(values.values()), formats)
     return dict(zip(values, zip(sent, transformer.formats, strict=True), strict=True))
 
