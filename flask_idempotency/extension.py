@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from uuid import UUID
 
 from flask import Blueprint, Flask
 from redis import Redis, RedisCluster
@@ -199,7 +200,7 @@ class Idempotency:
 
     def run(
         self,
-        key: str,
+        key: str | int | UUID,
         function: Callable[..., T],
         *args: Any,
         scope: Scope = NOT_GIVEN,

@@ -52,7 +52,9 @@ class IdempotentSession(requests.Session):
     def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
         """Prepare a request: ``auth`` signs it with its key."""
         request = copy(request)
-        request.headers = CaseInsensitiveDict({**self.headers, **request.headers})
+        given = {**self.headers, **request.headers}  # names may be bytes
+        names = {name: name.decode() if isinstance(name, bytes) else name for name in given}
+        request.headers = CaseInsensitiveDict({names[name]: given[name] for name in given})
         give_key(self.header, request.method.upper(), request.headers)
         return super().prepare_request(request)
 

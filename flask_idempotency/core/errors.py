@@ -130,7 +130,8 @@ class OperationInterrupted(Problem):
     """The operation was interrupted, and its outcome is unknown; an operator must decide.
 
     A view that is not atomic may raise it if it does not know the outcome of its call. If the route's
-    ``on_interrupted`` is "retry" or a callable, the client gets ``Retryable`` in its place.
+    ``on_interrupted`` is "retry" or a callable, the client gets ``Retryable`` in its place; so it does
+    from an atomic view, which is rolled back.
     """
 
     status, type, title = 409, "operation-interrupted", "The operation was interrupted"

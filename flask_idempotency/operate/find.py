@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -52,8 +52,9 @@ class Sought:
     """What a client sent, whose it is, and the name of its operation: whatever is known of these.
 
     A key may have been copied from its header with the quotes. A scope may be a ``str``, an ``int`` or
-    a ``UUID``. Where no namespace is given, it is the application's or that of the operation's route.
-    What was only observed is found, too. Raises ``UnknownRecord`` for an operation that none can be.
+    a ``UUID``, or say which of these: ``int:7``. Where no namespace is given, it is the application's
+    or that of the operation's route. What was only observed is found, too. Raises ``UnknownRecord``
+    for an operation that none can be.
     """
 
     operation: str | None = None
@@ -95,6 +96,13 @@ class Sought:
         ]
         return {each: line for each in hashes for line in store.lines(1, start=each)}
 
+    def refuse_two_scopes(self, state: AppState) -> None:
+        """Raise ``UnknownRecord`` if there are records of two scopes that are written so: 1 and "1"."""
+        typed = [f"{type(scope).__name__}:{scope}" for scope in _scopes(self.scope)]
+        found = [text for text in typed if replace(self, scope=text).lines(state, None, 1)]
+        if self.scope is not None and len(found) > 1:
+            raise UnknownRecord("these are two scopes: give --scope " + " or --scope ".join(found))
+
     def nothing_found(self, state: AppState) -> str:
         """Return the sentence for no record at all, with what may be wrong; it repeats no key."""
         if self.key is None and self.scope is None:
@@ -124,11 +132,13 @@ def _scopes(text: str | None) -> list[Scope]:
     if text is None:
         return [None]
     scopes: list[Scope] = [text]
-    kinds: tuple[Callable[[str], Scope], ...] = (int, UUID)
+    kinds: tuple[Callable[[str], Scope], ...] = (str, int, UUID)
     for kind in kinds:
+        written = text.removeprefix(f"{kind.__name__}:")
         with suppress(ValueError):
-            scope = kind(text)
-            if str(scope) == text.lower():  # Python also reads 0_7, and digits of other scripts, as 7
+            scope = kind(written)
+            # Python also reads 0_7, and digits of other scripts, as 7.
+            if scope not in scopes and str(scope) in (written, written.lower()):
                 scopes.append(scope)
     return scopes
 

@@ -67,7 +67,7 @@ def has_written(connection: Connection) -> bool:
     One that has failed, or whose connection is lost, keeps nothing.
     """
     if (transaction := transaction_of(connection)) is not None:
-        return transaction.has_written()
+        return transaction.has_written(or_locked=True)
     if not connection.in_transaction() or connection in of_tests:
         return False
     if connection.dialect.name != "postgresql":

@@ -51,11 +51,15 @@ CHECK = [
 ]
 """Every deferred check now, as in a COMMIT; what is deferred stays so."""
 
-HAS_NUMBER = """SELECT count(*) > 1 FROM pg_locks
- WHERE pid = pg_backend_pid() AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"""
-"""What texts do not tell: whether anything was changed in an open savepoint. A subtransaction that did
-has a number of its own, as have all above it, and holds the lock on it until it ends (Postgres manual,
-"Subtransactions")."""
+HAS_WRITTEN = """SELECT count(*) FILTER (
+         WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock') > 1,
+       coalesce(bool_or(locktype = 'relation' AND mode NOT IN ('AccessShareLock', 'RowShareLock')
+                        AND relkind IS DISTINCT FROM 'S'), false)
+  FROM pg_locks LEFT JOIN pg_class ON pg_class.oid = relation WHERE pid = pg_backend_pid()"""
+"""What texts do not tell: whether anything was changed, or a row locked, in an open savepoint; and
+whether anything was changed at all. A subtransaction that did either has a number of its own, as have
+all above it, and holds the lock on it until it ends (Postgres manual, "Subtransactions"). Whoever
+changes a table locks that, too, until the end of the whole transaction."""
 
 LASTING = {"isolation_level", "postgresql_readonly", "postgresql_deferrable"}
 """Options of a connection that no transaction of it ends."""
@@ -318,9 +322,10 @@ class OperationTransaction:
                 pooled: Any = self.connection.connection
                 pooled.dbapi_connection = _Door(self.raw.driver, partial(self.refuse, NOT_OURS))
 
-    def has_written(self) -> bool:
-        """Return True if an open unit has changed or locked a row: asks the server, if it may have.
+    def has_written(self, *, or_locked: bool = False) -> bool:
+        """Return True if an open unit has changed anything: asks the server, if it may have.
 
+        ``or_locked`` a row. So counts behind a committed change, too: the server does not tell which.
         Raises ``StoreUnavailable`` or ``NotAtomic``.
         """
         if self.is_failed() or not any(each.did for each in self._savepoints):
@@ -329,7 +334,8 @@ class OperationTransaction:
             return True
         try:
             self.flush()
-            return bool(self._exchange(partial(self.raw.send, HAS_NUMBER))[0][0][0])
+            has_number, has_changed = self._exchange(partial(self.raw.send, HAS_WRITTEN))[0][0]
+            return bool(has_number and (has_changed or or_locked))
         except exc.DBAPIError as error:
             raise self.broken or NotAtomic(FAILED) from error
 

@@ -256,6 +256,10 @@ class Attempt:
     def _judge(self, error: Exception) -> None:
         """Raise what the view's ``error`` means for the operation, if that is another error."""
         self._joined.raise_if_uncommittable(error)
+        if isinstance(error, errors.OperationInterrupted):  # all is rolled back: nobody need decide
+            raise errors.Retryable(_NOT_KNOWN_YET, retry_after=error.retry_after) from error
+        if isinstance(error, errors.RequestInProgress):
+            raise error  # not the operation's response, which every retry would get
 
     def _lost(self, error: BaseException | None) -> None:  # noqa: ARG002
         """Nothing makes a response of ``error``: say what is undone, or store that it has failed."""
@@ -329,7 +333,10 @@ class LeasedAttempt(Attempt):
         if not execution.was_interrupted or (execution.was_released and not self._asks):
             return None
         signals.note(signals.operation_interrupted, self._current)
-        found = policy(operation) if callable(policy) else None
+        try:
+            found = policy(operation) if callable(policy) else None
+        except errors.OperationInterrupted as error:  # the next request asks again
+            raise errors.Retryable(_NOT_KNOWN_YET, retry_after=error.retry_after) from error
         steps.begin_again()
         if found is None:
             return None
@@ -370,8 +377,9 @@ class LeasedAttempt(Attempt):
         self._end_view(failed=True)
         execution = self._execution
         # Nobody knows what an earlier attempt has done, whatever this one did.
-        is_unknown = execution.was_interrupted and not execution.was_released and not self._asks
+        is_unknown = execution.was_interrupted and not execution.was_released
         if self.phase is Phase.OPEN or is_unknown:
+            self._asks = False  # no call of this attempt goes on
             self.abandon()  # it stays interrupted
             return
         execution.release()

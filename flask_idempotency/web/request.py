@@ -18,6 +18,7 @@ from threading import get_ident
 from typing import IO, Any, cast
 
 import flask
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import ClientDisconnected, LengthRequired, RequestEntityTooLarge
 from werkzeug.local import LocalProxy
 from werkzeug.wsgi import LimitedStream, get_content_length
@@ -359,7 +360,7 @@ class Body:
             self.unread(request)  # it may have read it
             return fp.by_value(value)
         host = request.host if rule is not None and (rule.host or rule.subdomain) else None
-        target = request.method, host, request.path, request.query_string
+        target = request.method, host, request.root_path + request.path, request.query_string
         return fp.by_parts(fp.RequestParts(*target, self.media_type, self.data, self.form), compared)
 
     def unread(self, request: flask.Request) -> None:
@@ -432,10 +433,10 @@ def _parsed(request: flask.Request, limit: int) -> Form:
     """What the view would find in the form; empty if it cannot be read. Raises Werkzeug's 413."""
     known = request.__dict__
     was_parsed = "form" in known
-    fields = tuple(request.form.items(multi=True))
+    fields = tuple(_items(request.form))
     files = tuple(
         (name, file.filename, file.content_type, _sha256(file.stream))
-        for name, file in request.files.items(multi=True)
+        for name, file in _items(request.files)
     )
     if not was_parsed:  # the view finds the request as it was
         request.close()
@@ -445,6 +446,11 @@ def _parsed(request: flask.Request, limit: int) -> Form:
     if sum(len(name or "") + len(value) for name, value in fields) > limit:
         raise RequestEntityTooLarge
     return fields + files
+
+
+def _items(values: Any) -> Any:
+    """All of them; of an application's own ``parameter_storage_class``, what the view finds there."""
+    return values.items(multi=True) if isinstance(values, MultiDict) else values.items()
 
 
 def _sha256(file: IO[bytes]) -> bytes:

@@ -23,7 +23,7 @@ from flask_idempotency.core.records import Sealer
 from flask_idempotency.session.databases import Databases
 
 from .purging import Purge
-from .settings import NOT_GIVEN, Route, ScopeCallable, Settings
+from .settings import NAMES, NOT_GIVEN, Route, ScopeCallable, Settings, is_name
 
 ROUTE = "__idempotency_route__"
 """The attribute of what is protected, which has the options: a view, a blueprint, an application. None
@@ -118,7 +118,12 @@ def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
 
 
 def supported(state: AppState, route: Route) -> Route:
-    """The route, which is resolved. Raises ``ConfigurationError`` if the store lacks an option."""
+    """The route, which is resolved. Raises ``ConfigurationError`` for what the store cannot hold."""
+    if not is_name(route.name):
+        raise ConfigurationError(
+            f"the endpoint {route.name[:40]}... cannot name its operation: give that a name=...,"
+            f" which is {NAMES}"
+        )
     if route.atomic and not state.records.atomic:
         raise ConfigurationError(
             f"{route.name} is atomic, which the store {state.settings.store!r} cannot be: use"

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from threading import get_ident
 from typing import Any, cast
+from uuid import UUID
 
 from flask import Response, current_app
 
 from flask_idempotency.core import errors
 from flask_idempotency.core.fingerprint import by_value
-from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.keys import Scope, natural_key
 from flask_idempotency.core.records import legible
 from flask_idempotency.private import present_context
 from flask_idempotency.session.leftovers import holds_changes, refuse_changes
@@ -34,7 +36,7 @@ STARTED = ("__main__", "__mp_main__")
 
 
 def run(
-    key: str,
+    key: str | int | UUID,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     scope: Any,
@@ -44,7 +46,9 @@ def run(
     """See :meth:`Idempotency.run`."""
     state = app_state(current_app)
     route = _read_route(state, function, options)
-    if not isinstance(key, str) or not key:
+    if not isinstance(key, str):
+        key = natural_key(key)
+    if not key:
         raise errors.KeyMalformed("The key is not a string of at least one character.")
     if not state.settings.enabled:
         return function(*args)
@@ -85,10 +89,10 @@ def _alone_in_context() -> Iterator[None]:
     Threads and tasks may share an application context, but its session is for one of them. Raises
     ``NotAtomic`` if another ``run()`` works there, or the request whose thread this is not.
     """
-    context, me, outer = present_context(), object(), innermost.get()
-    is_first = not is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me
+    context, me, outer = present_context(), [get_ident()], innermost.get()
+    found = None if is_in_thread_of_request() else context.setdefault(_IN_USE, me)
     is_inside = outer is not None and outer.is_open  # in a request that what runs makes
-    if not (is_first or is_inside):
+    if found != me and not is_inside:  # of this thread: what another run() calls after its commit
         raise errors.NotAtomic(
             "run() was called in a thread or task that shares db.session with a request or another"
             " run(): call it inside `with app.app_context():`"
@@ -96,7 +100,7 @@ def _alone_in_context() -> Iterator[None]:
     try:
         yield
     finally:
-        if is_first:
+        if found is me:
             context.pop(_IN_USE)
 
 

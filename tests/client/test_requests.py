@@ -52,7 +52,8 @@ class TestSession:
     def test_a_key_of_the_sessions_headers_is_kept_and_none_is_an_empty_one(self, server, session):
         session.headers["idempotency-key"] = "of-the-job"
         session.post(server.url, headers={"Accept": None})
-        assert server.keys == ["of-the-job"]
+        session.post(server.url, headers={KEY.encode(): b"of-the-call"})
+        assert server.keys == ["of-the-job", "of-the-call"]
         with pytest.raises(ValueError, match="^The header Idempotency-Key is empty"):
             session.post(server.url, headers={KEY: None})
 

@@ -75,6 +75,11 @@ def locks_that_are_wanted_elsewhere_after_the_commit(world):
             world.note(connection.scalar(sa.text(wanted)))
 
 
+@family()
+def a_row_that_is_locked_and_left(world):
+    world.session.query(world.Account).filter_by(name="alice").with_for_update().one()
+
+
 @family(
     engine_options={"isolation_level": "REPEATABLE READ"},
     expect=ByDesign(SNAPSHOT, but_for_the_notes("0")),

@@ -54,6 +54,24 @@ def test_not_for_an_operation_that_failed(world, pay, look, seen):
 
 
 @KINDS
+def test_one_job_may_begin_the_next(world, pay, atomic):
+    def job(number):
+        pay()
+        world.db.session.commit()
+        if number < 3:
+            after_commit(functools.partial(begin, number + 1))
+        return number
+
+    def begin(number):
+        options = {"scope": None, "name": "job", "atomic": atomic}
+        return world.idempotency.run(str(number), job, number, **options)
+
+    with world.app.app_context():
+        assert [begin(1) for _ in range(2)] == [1, 1]
+    assert world.count() == 3
+
+
+@KINDS
 @pytest.mark.parametrize("asks", ["the view", "a listener of the session"])
 def test_what_commits_above_the_view(world, pay, look, seen, asks, atomic):
     world.app.after_request(lambda response: world.db.session.commit() or response)

@@ -9,6 +9,7 @@ from flask_idempotency import (
     IdempotencyError,
     KeyRequired,
     KeyReused,
+    OperationInterrupted,
     RequestInProgress,
     idempotent,
 )
@@ -95,6 +96,29 @@ def test_a_problem_that_run_raises_in_any_view_is_the_response(shop, assert_prob
     shop.register()
     assert shop.post("/invoices/1", key=None, method=method).json == {}
     assert_problem(shop.post("/invoices/2", key=None, method=method), 422, "key-reused")
+
+
+def test_an_atomic_view_that_does_not_know_is_rolled_back_and_may_try_again(make_world, assert_problem):
+    """Its own 409s would be final as stored responses, and nobody is there to decide."""
+    world, ends = (
+        make_world(),
+        [RequestInProgress(retry_after=7), OperationInterrupted("Silent."), None],
+    )
+
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        if (end := ends.pop(0)) is not None:
+            raise end
+        return {}, 201
+
+    world.app.post("/payments")(idempotent(pay))
+    running = world.post()
+    assert_problem(running, 409, "request-in-progress", retry=True)
+    assert running.headers["Retry-After"] == "7"
+    assert_problem(world.post(), 503, "try-again", retry=True)
+    assert world.count() == 0
+    assert world.post().status_code == 201
 
 
 class Watched(Flask):

@@ -16,6 +16,7 @@ from werkzeug.exceptions import Forbidden, RequestEntityTooLarge
 
 import flask_idempotency
 from flask_idempotency import (
+    KeyReused,
     OperationInterrupted,
     Retryable,
     StoreUnavailable,
@@ -94,7 +95,8 @@ SITUATIONS = {
     ),
     "too often": ({"max_attempts": 1}, [403], TWICE, ["rolled_back", "operation-interrupted"]),
     "a problem that the view raises": ({}, [StoreUnavailable()], [{}], ["store-unavailable"]),
-    "one that is stored": ({}, [OperationInterrupted()], TWICE, ["executed", "replayed"]),
+    "one that is stored": ({}, [KeyReused()], TWICE, ["executed", "replayed"]),
+    "one of a time": ({}, [OperationInterrupted(), 201], TWICE, ["try-again", "executed"]),
     "leased, 500": (LEASED, [500], TWICE, ["executed", "replayed"]),
     "leased, 403": (LEASED, [403], TWICE, ["released"] * 2),
     "leased, an error": (LEASED, [ERROR], TWICE, ["executed", "replayed"]),
@@ -118,6 +120,7 @@ ENFORCED = {"leased, 500": FAILED, "leased, an error": FAILED}
 OBSERVED = {  # where an error is a response like others
     "a problem that the view raises": [("rolled_back", None)],
     "leased, released": [("executed", None)],
+    "one of a time": [("executed", None), ("replayed", None)],
 }
 OUTCOMES = {"executed", "replayed", "rolled_back", "released", "interrupted", "unprotected", "rejected"}
 LEVELS = {

@@ -17,6 +17,7 @@ from flask.views import MethodView, View
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from flask_idempotency.cli import cli
 from tests.stores import on_sqlite
 
 OWN = idempotent(authorize_replay=lambda _operation: False)
@@ -278,6 +279,15 @@ def test_what_cannot_be_protected_or_exempt_is_named(shop):
     for use, target, options, said in wrong:
         with pytest.raises(ConfigurationError, match=said):
             use(target, **options)
+
+
+def test_an_endpoint_that_is_too_long_for_a_name_is_named(shop):
+    endpoint = "e" * 256
+    shop.app.add_url_rule("/long", endpoint, idempotent(dict), methods=["POST"])
+    with pytest.raises(ConfigurationError, match="give that a name=..., which is a string of 1 to 255"):
+        shop.post("/long")
+    found = shop.app.test_cli_runner().invoke(cli, ["check"])
+    assert (found.exit_code, "cannot name its operation" in found.output) == (1, True)
 
 
 # The order of decorators.

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 from functools import partial
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
@@ -73,6 +74,7 @@ def test_it_runs_once_and_gives_the_same_result(world, run, pay):
     assert run("key", pay, scope="bob")["id"] == 2
     for number, key in enumerate(["Ä 1", "\n", "\ud800", "k" * 10_000], 3):  # any text of any length
         assert run(key, pay)["id"] == run(key, pay)["id"] == number
+    assert run(UUID(int=7), pay) == run(str(UUID(int=7)), pay)  # as text
     for result in None, 0, "", [], "text", {"a": [1.5, None]}:  # any JSON
         assert [run(repr(result), lambda result=result: result) for _ in range(2)] == [result] * 2
 
@@ -145,7 +147,8 @@ WRONG = [
     ({"payload": object()}, ConfigurationError, "payload"),
     ({"lease": 5}, ConfigurationError, "atomic=False"),
     ({"function": coroutine}, ConfigurationError, "async def"),
-    *(({"key": key}, KeyMalformed, "not a string") for key in ("", None, 5)),
+    ({"key": ""}, KeyMalformed, "not a string"),
+    *(({"key": key}, KeyMalformed, "neither a string nor an integer") for key in (None, 5.0, True)),
 ]
 
 

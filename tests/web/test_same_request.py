@@ -4,7 +4,8 @@ How the parts of a request become a fingerprint: ``tests/unit/test_fingerprint.p
 """
 
 import pytest
-from flask import request
+from flask import Request, request
+from werkzeug.datastructures import ImmutableDict
 
 from flask_idempotency import ConfigurationError, idempotent
 
@@ -45,6 +46,7 @@ CHANGES = {
     "the field of JSON": sent('{"a": 2, "b": "ü"}'),
     "method": {"method": "PUT"},
     "path": {"path": "/shops/b/orders?q=1&q=2&r=3"},
+    "where it is mounted": {"environ_overrides": {"SCRIPT_NAME": "/v2"}},
     "query": {"path": "/shops/a/orders?q=1&q=2&r=4"},
     "no body": {"data": b""},
     "media type": {"content_type": "text/plain"},
@@ -96,6 +98,13 @@ FORM_CHANGES = [
     (CODED, sent("a=x+y&b=%31&b=2", FORM), True),
     *((CODED, sent(changed, FORM), False) for changed in ("a=x+z&b=1&b=2", "a=x+y&b=2&b=1", "")),
 ]
+
+
+def test_a_form_whose_class_keeps_one_value_of_each_name(app, compare):
+    app.request_class = type("Request", (Request,), {"parameter_storage_class": ImmutableDict})
+    same = compare(lambda: request.form.get("a"))
+    assert same(CODED, CODED)
+    assert not same(CODED, sent("a=x+z&b=1&b=2", FORM))
 
 
 @pytest.mark.parametrize("is_read_before", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import redis
@@ -38,6 +39,27 @@ def test_it_counts_and_asks_first_and_says_what_it_leaves(world, run, pay):
     nobody = ask(cli, ["forget", "--scope", "nobody"])
     assert (nobody.exit_code, nobody.output) == (1, "no record of this scope\n"), "nothing to ask"
     assert pay().json["attempt"] == 1, "runs anew"
+
+
+@pytest.mark.parametrize("which", [[], ["--key", "7", "--operation", "job"]])
+def test_two_scopes_that_are_written_alike_are_told_apart(world, run, which):
+    runs = []
+    job = partial(world.idempotency.run, 7, lambda: runs.append(1), name="job")
+    forget = world.app.test_cli_runner().invoke
+    with world.app.app_context():
+        for scope in (1, "1"):
+            job(scope=scope)
+    refused = forget(cli, ["forget", "--scope", "1", "--yes", *which])
+    assert (refused.exit_code, len(world.records())) == (1, 2)
+    assert "give --scope str:1 or --scope int:1" in refused.output
+    run("forget", "--scope", "int:1", "--yes", *which)
+    with world.app.app_context():
+        job(scope="1")
+        assert runs == [1, 1]
+        job(scope=1)
+        assert runs == [1, 1, 1]
+    run("forget", "--scope", "str:1", "--yes", *which)
+    assert len(world.records()) == 1
 
 
 def test_the_markers_in_redis_go_too(run, pay, redis_server):

@@ -72,6 +72,7 @@ ASKED = {
     "it knows": ([FOUND], [201, 201], [1]),
     "it fails": ([LookupError, FOUND], [500, 201], [1]),
     "it cannot ask": ([Retryable, FOUND], [503, 201], [1]),
+    "it asks in vain": ([OperationInterrupted, FOUND], [503, 201], [1]),
 }
 
 
@@ -142,18 +143,22 @@ def test_nobody_asks_what_happened_before_the_lease_has_ended(world, add, assert
     assert asked == [2]
 
 
+@pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("end", [Retryable, ({"error": "slow down"}, 429)])
-def test_what_was_interrupted_once_stays_so_until_it_has_ended(world, add, assert_problem, end):
+def test_what_was_interrupted_once_stays_so_until_it_has_ended(world, add, assert_problem, end, asks):
     """That this attempt has done nothing says nothing about the one that was cut off."""
-    runs = add(ending(Killed, end), on_interrupted="retry", ttl=3600)
+    asked = []
+    policy = (lambda operation: asked.append(operation.attempt)) if asks else "retry"
+    runs = add(ending(Killed, end), on_interrupted=policy, ttl=3600)
     kill(world)
     assert world.post().status_code in (429, 503)
     expire(world)
     begun(world, ago="2 days")
-    assert_problem(world.post(), 409, "operation-interrupted")
-    begun(world, ago="1 minute")
+    if not asks:
+        assert_problem(world.post(), 409, "operation-interrupted")
+        begun(world, ago="1 minute")
     assert world.post().status_code == 201
-    assert runs == [1, 2, 3]
+    assert (runs, asked) == ([1, 2, 3], [2, 3] if asks else [])
 
 
 @pytest.mark.parametrize(
