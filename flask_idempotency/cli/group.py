@@ -55,7 +55,7 @@ def which_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--namespace", metavar="NAMESPACE", help="The namespace of --key, if it is not"
                      " that of the route or the application."),
         click.option("--scope", metavar="SCOPE", help="Only the records of this tenant or user, or"
-                     " whose --key it is."),
+                     " whose --key it is; int:7 is the number alone."),
         click.option("--key", metavar="KEY", help="Only the record of this key, as the client sent it;"
                      " needs --operation, and --scope unless there is one tenant."),
         click.option("--operation", metavar="NAME", help="Only this operation, such as an endpoint."),

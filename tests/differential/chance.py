@@ -53,6 +53,9 @@ ANSWERS = ("created",) * 8 + ("conflict", "forbidden", "error", "raise")
 CATCHES = ("database errors",) * 8 + ("nothing", "everything")
 LEVELS = ("",) * 8 + ("REPEATABLE READ", "SERIALIZABLE")
 
+OUTLASTS = "constraints immediate", "one seat deferred"
+"""By design they last until the operation ends."""
+
 TOGETHER = list(
     dict.fromkeys(
         program.view[at : at + length]
@@ -60,7 +63,7 @@ TOGETHER = list(
         for program in programs.values()
         for length in (2, 3, 4)
         for at in range(len(program.view) - length + 1)
-        if "constraints immediate" not in str(program)  # by design it outlasts a commit of nothing
+        if not any(each in str(program) for each in OUTLASTS)
     )
 )
 """Steps that come one behind the other in a chosen program."""
@@ -76,7 +79,7 @@ def programs(draw: Any, rows: list[Row]) -> Program:
     """Any program. It draws on a few families only, so that some are all of one kind."""
     families: dict[str, list[Steps]] = {}
     for row in rows:
-        words = [(word,) for word in row.words] or [()]
+        words = [(word,) for word in row.words if word != "one seat deferred"] or [()]
         families.setdefault(row.family, []).extend((do(row.kind, *word),) for word in words)
     blocks = {name: [step.kind for (step,) in families.pop(name)] for name in ("blocks", "helpers")}
     del families[""]
