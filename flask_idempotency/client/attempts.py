@@ -57,8 +57,7 @@ class Call:
         self.pause: float | None = None
         self._request = request
         self._retried = retried
-        self._began = monotonic()
-        self._deadline = deadline
+        self._began, self._deadline = monotonic(), deadline
         self._made = 0
 
     def left(self) -> float:

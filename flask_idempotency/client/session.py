@@ -73,8 +73,7 @@ class _Adapter(BaseAdapter):
     """Sends each attempt through the adapter that it wraps."""
 
     def __init__(self, wrapped: BaseAdapter, session: IdempotentSession) -> None:
-        self._wrapped = wrapped
-        self._session = session
+        self._wrapped, self._session = wrapped, session
 
     def send(self, request: Any, stream: bool = False, timeout: Any = None, **how: Any) -> Any:  # type: ignore[override]
         if self._session.header not in request.headers:

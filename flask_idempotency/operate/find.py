@@ -98,9 +98,11 @@ class Sought:
 
     def refuse_two_scopes(self, state: AppState) -> None:
         """Raise ``UnknownRecord`` if there are records of two scopes that are written so: 1 and "1"."""
-        typed = [f"{type(scope).__name__}:{scope}" for scope in _scopes(self.scope)]
+        typed = [
+            f"{type(scope).__name__}:{scope}" for scope in _scopes(self.scope) if scope is not None
+        ]
         found = [text for text in typed if replace(self, scope=text).lines(state, None, 1)]
-        if self.scope is not None and len(found) > 1:
+        if len(found) > 1:
             raise UnknownRecord("these are two scopes: give --scope " + " or --scope ".join(found))
 
     def nothing_found(self, state: AppState) -> str:

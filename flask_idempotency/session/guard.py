@@ -48,7 +48,7 @@ _REFUSED = _sql(
     r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
     r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b|.*/\*"
     r"|(?:SAVEPOINT|RELEASE|ROLLBACK)\b.*\b(?:idempotency_|sa_savepoint_)"
-    r"|SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_\w+)"
+    r"|SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b|CHARACTERISTICS\b|transaction_(?!timeout\b)\w+)"
     r"|CREATE\b.*\bON\s+COMMIT\s+DELETE\s+ROWS\b"
 )
 

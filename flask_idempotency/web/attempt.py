@@ -256,10 +256,11 @@ class Attempt:
     def _judge(self, error: Exception) -> None:
         """Raise what the view's ``error`` means for the operation, if that is another error."""
         self._joined.raise_if_uncommittable(error)
-        if isinstance(error, errors.OperationInterrupted):  # all is rolled back: nobody need decide
+        # Their 409s would be final as stored responses, and all is rolled back: nobody need decide.
+        if isinstance(error, errors.OperationInterrupted):
             raise errors.Retryable(_NOT_KNOWN_YET, retry_after=error.retry_after) from error
         if isinstance(error, errors.RequestInProgress):
-            raise error  # not the operation's response, which every retry would get
+            raise error
 
     def _lost(self, error: BaseException | None) -> None:  # noqa: ARG002
         """Nothing makes a response of ``error``: say what is undone, or store that it has failed."""

@@ -21,7 +21,6 @@ from flask_idempotency.core.records import legible
 from flask_idempotency.private import present_context
 from flask_idempotency.session.leftovers import holds_changes, refuse_changes
 from flask_idempotency.session.operation import running_operation
-from flask_idempotency.session.transaction import innermost
 
 from .attempt import Attempt
 from .request import Request, is_in_thread_of_request, new_claim
@@ -46,10 +45,8 @@ def run(
     """See :meth:`Idempotency.run`."""
     state = app_state(current_app)
     route = _read_route(state, function, options)
-    if not isinstance(key, str):
+    if not isinstance(key, str) or not key:
         key = natural_key(key)
-    if not key:
-        raise errors.KeyMalformed("The key is not a string of at least one character.")
     if not state.settings.enabled:
         return function(*args)
     current = Request(state)  # not the request's: what happens here is not yet its response
@@ -89,10 +86,9 @@ def _alone_in_context() -> Iterator[None]:
     Threads and tasks may share an application context, but its session is for one of them. Raises
     ``NotAtomic`` if another ``run()`` works there, or the request whose thread this is not.
     """
-    context, me, outer = present_context(), [get_ident()], innermost.get()
+    context, me = present_context(), [get_ident()]
     found = None if is_in_thread_of_request() else context.setdefault(_IN_USE, me)
-    is_inside = outer is not None and outer.is_open  # in a request that what runs makes
-    if found != me and not is_inside:  # of this thread: what another run() calls after its commit
+    if found != me:  # a run() of this thread is around this one: has committed, or made a request
         raise errors.NotAtomic(
             "run() was called in a thread or task that shares db.session with a request or another"
             " run(): call it inside `with app.app_context():`"

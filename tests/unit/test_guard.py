@@ -42,6 +42,7 @@ IS_NOT = [
     "/* open commit",
     "savepoint a; release savepoint a",
     "set constraints all deferred",
+    "set local transaction_timeout = '5s'",
     "select 1",
     "ROLLBACK TO SAVEPOINT a",
     "ROLLBACK TRANSACTION TO a",

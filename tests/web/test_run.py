@@ -147,7 +147,7 @@ WRONG = [
     ({"payload": object()}, ConfigurationError, "payload"),
     ({"lease": 5}, ConfigurationError, "atomic=False"),
     ({"function": coroutine}, ConfigurationError, "async def"),
-    ({"key": ""}, KeyMalformed, "not a string"),
+    ({"key": ""}, KeyMalformed, "must have 1 to 255 characters"),
     *(({"key": key}, KeyMalformed, "neither a string nor an integer") for key in (None, 5.0, True)),
 ]
 
