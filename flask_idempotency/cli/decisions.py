@@ -129,7 +129,8 @@ def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | 
     if which["scope" if which["key"] is None else "operation"] is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")
     must_ask, state, sought = asks(yes), app_state(current_app), Sought(**which)
-    sought.refuse_two_scopes(state)
+    if sought.scope is not None:
+        sought.refuse_two_scopes(state)
     found = sought.lines(state, None, MOST)
     lines = [line for line in found if not line.stays]
     left = Counter(line.state for line in found if line.stays)

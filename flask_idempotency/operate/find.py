@@ -98,9 +98,7 @@ class Sought:
 
     def refuse_two_scopes(self, state: AppState) -> None:
         """Raise ``UnknownRecord`` if there are records of two scopes that are written so: 1 and "1"."""
-        typed = [
-            f"{type(scope).__name__}:{scope}" for scope in _scopes(self.scope) if scope is not None
-        ]
+        typed = [f"{type(scope).__name__}:{scope}" for scope in _scopes(self.scope)]
         found = [text for text in typed if replace(self, scope=text).lines(state, None, 1)]
         if len(found) > 1:
             raise UnknownRecord("these are two scopes: give --scope " + " or --scope ".join(found))

@@ -59,15 +59,11 @@ def test_one_job_may_begin_the_next(world, pay, atomic):
         pay()
         world.db.session.commit()
         if number < 3:
-            after_commit(functools.partial(begin, number + 1))
-        return number
+            after_commit(lambda: run(number + 1, job, number + 1))
 
-    def begin(number):
-        options = {"scope": None, "name": "job", "atomic": atomic}
-        return world.idempotency.run(str(number), job, number, **options)
-
+    run = functools.partial(world.idempotency.run, scope=None, name="job", atomic=atomic)
     with world.app.app_context():
-        assert [begin(1) for _ in range(2)] == [1, 1]
+        assert [run(1, job, 1) for _ in range(2)] == [None, None]
     assert world.count() == 3
 
 

@@ -102,20 +102,18 @@ def test_an_atomic_view_that_does_not_know_is_rolled_back_and_may_try_again(make
     """Its own 409s would be final as stored responses, and nobody is there to decide."""
     world, ends = (
         make_world(),
-        [RequestInProgress(retry_after=7), OperationInterrupted("Silent."), None],
+        [None, OperationInterrupted("Silent."), RequestInProgress(retry_after=1)],
     )
 
     def pay():
         world.db.session.add(world.Payment(amount=5))
         world.db.session.commit()
-        if (end := ends.pop(0)) is not None:
+        if (end := ends.pop()) is not None:
             raise end
         return {}, 201
 
     world.app.post("/payments")(idempotent(pay))
-    running = world.post()
-    assert_problem(running, 409, "request-in-progress", retry=True)
-    assert running.headers["Retry-After"] == "7"
+    assert_problem(world.post(), 409, "request-in-progress", retry=True)
     assert_problem(world.post(), 503, "try-again", retry=True)
     assert world.count() == 0
     assert world.post().status_code == 201

@@ -282,8 +282,7 @@ def test_what_cannot_be_protected_or_exempt_is_named(shop):
 
 
 def test_an_endpoint_that_is_too_long_for_a_name_is_named(shop):
-    endpoint = "e" * 256
-    shop.app.add_url_rule("/long", endpoint, idempotent(dict), methods=["POST"])
+    shop.app.add_url_rule("/long", "e" * 256, idempotent(dict), methods=["POST"])
     with pytest.raises(ConfigurationError, match="give that a name=..., which is a string of 1 to 255"):
         shop.post("/long")
     found = shop.app.test_cli_runner().invoke(cli, ["check"])
