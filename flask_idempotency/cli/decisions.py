@@ -41,11 +41,11 @@ def release(
 ) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
-    DIGITS are the 8 digits that `list` shows. First find out what became of the operation, for example
-    from the other service: the next retry runs the view again, without its finished steps. Until it has
-    ended, it is listed as interrupted. With --fail it does not run again: every retry gets a 500 of
-    the type operation-failed, until you decide otherwise. Does not touch what has completed or whose
-    lease still runs. Atomic operations need it only if they have used up max_attempts.
+    DIGITS are the 8 digits that `list` shows. First find out what became of the operation: the next
+    retry runs the view again, without its finished steps. Until it has ended, it is listed as
+    interrupted. With --fail every retry gets a 500 of the type operation-failed, until you decide
+    otherwise. Does not touch what has completed or whose lease still runs. Atomic operations need it
+    only if they have used up max_attempts.
     """
     state, act = app_state(current_app), "fail" if fail else "release"
     seen = undecided(state, digits, act, attempt=attempt)

@@ -25,17 +25,15 @@ ONCE: Final = "Pass a body that can be sent again: bytes, str, form fields, or a
 class IdempotentSession(requests.Session):
     """A :class:`requests.Session` whose POST and PATCH calls may safely be sent again, and are.
 
-    Every such call gets a key, the same for each of its attempts. A key that you give in the header is
-    kept; with it, PUT, DELETE and other calls are also sent again.
+    Every such call gets a key. One that you give in the header is kept; with it, PUT, DELETE and other
+    calls are also sent again.
 
-    After the last attempt its response is returned, whatever its status, or its error raised. Either
-    has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``. A call
-    that passes it again is the same operation.
+    After the last attempt its response is returned, whatever its status, or its error raised. The
+    ``request.headers`` of either have the key.
 
     Attributes, beside those of every session:
 
-    - ``deadline``, 90: seconds for all attempts and waits of a request. A wait that would end after it
-      is not begun.
+    - ``deadline``, 90: seconds for all attempts and waits of a request.
     - ``timeout``, 10: seconds that each attempt may wait for a connection, and then for each piece of
       the response; a call's own ``timeout`` wins.
     - ``header``: the server's ``IDEMPOTENCY_HEADER``.

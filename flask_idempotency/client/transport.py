@@ -23,13 +23,12 @@ RETRIED: Final = (
 class IdempotentTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """A transport that gives POST and PATCH requests a key, and sends them again with it.
 
-    For :class:`httpx.Client`, wrap ``httpx.HTTPTransport()``, for :class:`httpx.AsyncClient`
-    ``httpx.AsyncHTTPTransport()``, or a transport of your own. ``deadline``, ``header``, and the key in
-    every response and error are as in :class:`IdempotentSession`. The bodies of a call with a key are
-    held in memory.
+    The attributes ``deadline`` and ``header``, and the key in every response and error, are as in
+    :class:`IdempotentSession`. The bodies of a call with a key are held in memory.
 
-    :param wrapped: what sends each attempt. It has the proxy and the certificates: a ``proxy`` or
-        ``mounts`` of the client go round this transport.
+    :param wrapped: what sends each attempt, such as ``httpx.HTTPTransport()`` or
+        ``httpx.AsyncHTTPTransport()``. It has the proxy and the certificates: a ``proxy`` or ``mounts``
+        of the client go round this transport.
 
     A call raises ``ValueError`` for an empty key; then nothing was sent.
     """

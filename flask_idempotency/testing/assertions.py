@@ -37,23 +37,23 @@ def assert_idempotent(
 
     * ``kwargs`` are those of ``client.open``, with ``io.BytesIO(...)`` for a file. Without an
       idempotency key in ``headers`` a new one is sent.
-    * ``effects`` is called in an application context, and counts what one operation does: a number, or
-      several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must change with
-      the first request, and by nothing else. Left out, the rows of the application's own tables are
-      counted, and one count must change. ``dict`` says that there is nothing to count.
+    * ``effects`` counts, in an application context, what one operation does: a number, or several by
+      name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must change with the first
+      request, and by nothing else. Left out, the rows of the application's own tables are counted, and
+      one count must change. ``dict`` says that there is nothing to count.
     * ``status`` is that of the operation's response; left out, any below 400. With 400 or above, an
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
-    * ``changed`` is what makes the other body: arguments that replace those in ``kwargs``. True makes
-      one up, False leaves this check out.
-    * ``other`` makes the request another user's: arguments that replace those in ``kwargs``, or a
-      client that has signed in. With the same key it must get a response and have an effect of its own.
+    * ``changed`` makes the other body: arguments in place of those in ``kwargs``. True makes one up,
+      False leaves this check out.
+    * ``other`` makes the request another user's: such arguments, or a client that has signed in. It
+      must get a response and have an effect of its own.
     * ``ignore_headers`` may differ between the responses, as ``Date``, ``Set-Cookie``, ``Vary`` and
       ``Cache-Control`` always may.
     * ``timeout`` is how many seconds each request may take.
 
-    Returns the first response. Raises ``AssertionError``, which says what differs and where to look,
-    ``TypeError`` if ``effects`` counts no numbers, and ``ConfigurationError`` if the test has bound
-    ``db.session`` to one connection: then pass ``duplicates=0``.
+    Returns the first response. Raises ``AssertionError``, which says what differs, ``TypeError`` if
+    ``effects`` counts no numbers, and ``ConfigurationError`` if the test has bound ``db.session`` to
+    one connection: then pass ``duplicates=0``.
     """
     requests = Requests(client, method, path, kwargs, changed, other, status, ignore_headers)
     return cast("TestResponse", Check(requests, effects, timeout).run(duplicates))

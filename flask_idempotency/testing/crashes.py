@@ -39,8 +39,8 @@ def crash_at(
     ``place`` is for ``"in-view"``, and counts the view's places from 1: after each
     ``db.session.commit()``, and between each step and its record. None is the first; a view that has
     none dies where it returns. ``app`` is the application that crashes; left out, whichever comes
-    first. A plain request that dies ends the block, as with ``pytest.raises``: its retry belongs after
-    it. ``with … as`` gives an object whose ``happened`` says whether a request has died yet.
+    first. A plain request that dies ends the block: its retry belongs after it. ``with … as`` gives an
+    object whose ``happened`` says whether a request has died yet.
 
     Raises ``AssertionError`` at the end of the block if no request reached the point.
     """
@@ -61,8 +61,8 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
                 assert_idempotent(...)
 
     Each block must send an operation of its own, with a new key. Only what :func:`assert_idempotent` or
-    :func:`assert_idempotent_call` sends dies. The places in the view are tried until there are no more;
-    the request of that last block does not die. Raises what :func:`crash_at` raises.
+    :func:`assert_idempotent_call` sends dies. In the last block no request dies. Raises what
+    :func:`crash_at` raises.
     """
     whole_run = Counts()
     for point in reversed(CRASH_POINTS):

@@ -28,29 +28,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to an operation. It never holds a key, a scope, or anything of a request's body.
+    """What happened to an operation: no key, no scope, nothing of a body. What does not apply is None.
 
-    A field that does not apply is None.
-
-    :param operation: the operation's name; ``""`` where none is concerned, as when Redis fails.
+    :param operation: the operation's name, or ``""``.
     :param outcome: what became of the request: ``"executed"``, ``"replayed"``, ``"rejected"``,
         ``"rolled_back"``, ``"released"``, ``"interrupted"``, ``"unprotected"`` or ``"observed"``.
-    :param would: the outcome that an observed request would have had; ``"unknown"`` if it could not be
-        observed.
+    :param would: the outcome that an observed request would have had, or ``"unknown"``.
     :param problem: the type of the problem that the request got, or would have got, such as
         ``"key-reused"``. Besides: ``"store-unavailable"`` if a view ran unprotected for that reason,
         ``"operation-failed"`` if a view that is not atomic has just failed for good,
-        ``"body-too-large"`` for the application's own 413, and ``"record-unreadable"`` for the 500
-        about a record that cannot be read.
+        ``"body-too-large"`` for the application's own 413, and ``"record-unreadable"``.
     :param error: what was raised. Its text may hold anything.
     :param attempt: the number of the attempt.
     :param status: that of the response.
     :param first_status: the status of the stored response that an observed request would have got.
-    :param seconds: how long the attempt took; where there was none, how long the response did.
+    :param seconds: how long the attempt took, or the response if there was none.
     :param steps: the names of the finished steps, if the operation failed.
-    :param decided_by: ``"lock"`` if Redis alone rejected a duplicate, ``"records"`` if the records were
-        asked.
-    :param id: the digits by which ``flask idempotency show`` finds the record.
+    :param decided_by: ``"lock"`` if Redis alone rejected a duplicate, otherwise ``"records"``.
+    :param id: the record's digits, for ``flask idempotency show``.
     """
 
     operation: str
