@@ -131,6 +131,20 @@ class OperationTransaction:
     not. ``wrote`` says that a committed unit did more than read, and ``has_lost`` that one failed and
     its commit kept nothing. ``broken`` is why the operation can no longer commit, even if the view
     catches the error; ``is_over`` says that nothing more is to be sent.
+
+    ==============  ========================  ===================================================
+    It is           as is told by             What may come next
+    ==============  ========================  ===================================================
+    fresh           ``first``                 a unit, whose savepoint that is; the last message
+    in a unit       ``_savepoints``           its session's statements, its RELEASE or ROLLBACK TO
+    between units   no savepoint              a unit; a statement by the connection; the last message
+    failed          ``is_failed()``           a rollback; a commit keeps nothing, and is noted
+    shown           ``raw.is_shown``          the same, but the driver refuses to end it
+    broken          ``broken``                what the view does, in vain: the end rolls back
+    lost            ``is_lost()``             nothing: SQLAlchemy asks for a rollback
+    leaving         ``leaving``               the ends of its units, then the last message or ROLLBACK
+    over            ``is_over``               nothing: ``NotAtomic``
+    ==============  ========================  ===================================================
     """
 
     connection: Connection
