@@ -53,8 +53,8 @@ ANSWERS = ("created",) * 8 + ("conflict", "forbidden", "error", "raise")
 CATCHES = ("database errors",) * 8 + ("nothing", "everything")
 LEVELS = ("",) * 8 + ("REPEATABLE READ", "SERIALIZABLE")
 
-OUTLASTS = "constraints immediate", "one seat deferred"
-"""By design they last until the operation ends."""
+DIFFERS = "conditional_savepoint", "one seat deferred"
+"""By design: a session that fails on the connection undoes its own work alone; and until the end."""
 
 TOGETHER = list(
     dict.fromkeys(
@@ -63,7 +63,8 @@ TOGETHER = list(
         for program in programs.values()
         for length in (2, 3, 4)
         for at in range(len(program.view) - length + 1)
-        if not any(each in str(program) for each in OUTLASTS)
+        # By design it outlasts a commit of nothing.
+        if not any(each in str(program) for each in ("constraints immediate", *DIFFERS))
     )
 )
 """Steps that come one behind the other in a chosen program."""
@@ -79,7 +80,7 @@ def programs(draw: Any, rows: list[Row]) -> Program:
     """Any program. It draws on a few families only, so that some are all of one kind."""
     families: dict[str, list[Steps]] = {}
     for row in rows:
-        words = [(word,) for word in row.words if word != "one seat deferred"] or [()]
+        words = [(word,) for word in row.words if word not in DIFFERS] or [()]
         families.setdefault(row.family, []).extend((do(row.kind, *word),) for word in words)
     blocks = {name: [step.kind for (step,) in families.pop(name)] for name in ("blocks", "helpers")}
     del families[""]
