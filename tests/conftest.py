@@ -211,12 +211,12 @@ class World:
         with self.app.app_context():
             for engine in self.db.engines.values():
                 assert engine.pool.checkedout() == 0, "a connection was not given back"
-        still_open = self.sql(
+        still_open = (
             "select pid, state, query from pg_stat_activity where datname = current_database()"
             " and backend_type = 'client backend' and xact_start is not null"
             " and pid <> pg_backend_pid()"
         )
-        assert still_open == []
+        wait_until(lambda: not self.sql(still_open), "no transaction is open")
 
 
 @pytest.fixture

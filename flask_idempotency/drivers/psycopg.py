@@ -25,7 +25,8 @@ from .any import Statement, statements
 from .raw_connection import IDLE, Answer, RawConnection, Values
 
 _OK = {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}
-_NOT_AS_PREPARED = {"26000", "0A000"}
+GONE = "26000"
+_NOT_AS_PREPARED = {GONE, "0A000"}
 """A statement is not there, or returns something else since a migration."""
 
 _SHOWN = "idempotency_shown"
@@ -98,6 +99,8 @@ class Connection(RawConnection):
                 raise
             self.driver.rollback()
             known.clear()
+            if sqlstate(error) == GONE:  # and so will the next be, as behind a pooler that keeps none
+                self.driver.prepare_threshold = None
             results = self._exchange(message, given, None)
         counts = (each.command_tuples for each in reversed(results))
         rows = next((each for each in reversed(results) if each.nfields), None)

@@ -147,7 +147,10 @@ _READS_MAY_WRITE = f"""EXISTS (SELECT FROM pg_proc
 # server that does not look for dead clients by itself is told to do so in the transactions that hold a
 # record, if it can: where it runs on Linux. Half a second is below the second after which a duplicate
 # asks whether the owner is alive.
-FACTS = f"""SELECT replace(coalesce((SELECT quote_ident(nspname) || '.' || quote_ident(relname)
+# Two statements, as Pgpool-II meets one alone, first in a pipeline, by a question of its own that it
+# leaves open.
+FACTS = f"""SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+SELECT replace(coalesce((SELECT quote_ident(nspname) || '.' || quote_ident(relname)
          FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
          WHERE pg_class.oid = to_regclass(%(table)s)), %(table)s), '%%', '%%%%'),
        quote_literal(current_setting('role')),
