@@ -35,9 +35,10 @@ class Dialect:
     have passed since a time, ``oldest`` those since the earliest of several, and ``later`` the function
     for the later of two times. ``array`` is one value that holds several, and ``text`` a time as text,
     in UTC. ``result`` is that of a ``step`` of the column ``steps``; ``with_step`` and ``with_entry``
-    are the columns ``steps`` and ``audit`` with one more in them. ``skip`` passes by rows that others
-    hold, and ``patient`` waits longer for one. For an overview ``bounded`` limits the time;
-    ``percent`` of the table are read, by ``sample``.
+    are the columns ``steps`` and ``audit`` with one more in them. ``leads`` fails where what is read
+    may be lost: on a standby. ``skip`` passes by rows that others hold, and ``patient`` waits longer
+    for one. For an overview ``bounded`` limits the time; ``percent`` of the table are read, by
+    ``sample``.
     """
 
     now: str
@@ -50,6 +51,7 @@ class Dialect:
     result: str
     with_step: str
     with_entry: str
+    leads: str = ""
     skip: str = ""
     patient: str = ""
     bounded: str = ""
@@ -89,7 +91,7 @@ class Statements:
         # As texts: a driver may decode JSON.
         texts = ", ".join(f"CAST({field} AS text)" for field in self.fields.values())
         self.look = f"""SELECT {dialect.array.format(texts)}, fingerprint, body
-  FROM {{table}} WHERE key = %(key)s"""
+  FROM {{table}} WHERE key = %(key)s{dialect.leads}"""
 
         self.insert = f"""INSERT INTO {{table}}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,

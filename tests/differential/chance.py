@@ -53,8 +53,7 @@ ANSWERS = ("created",) * 8 + ("conflict", "forbidden", "error", "raise")
 CATCHES = ("database errors",) * 8 + ("nothing", "everything")
 LEVELS = ("",) * 8 + ("REPEATABLE READ", "SERIALIZABLE")
 
-DIFFERS = "conditional_savepoint", "one seat deferred"
-"""By design: a session that fails on the connection undoes its own work alone; and until the end."""
+DIFFERS = "conditional_savepoint", "one seat deferred"  # by design
 
 TOGETHER = list(
     dict.fromkeys(
@@ -63,7 +62,6 @@ TOGETHER = list(
         for program in programs.values()
         for length in (2, 3, 4)
         for at in range(len(program.view) - length + 1)
-        # By design it outlasts a commit of nothing.
         if not any(each in str(program) for each in ("constraints immediate", *DIFFERS))
     )
 )

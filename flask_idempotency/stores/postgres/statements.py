@@ -59,6 +59,10 @@ SQL = Statements(
          || jsonb_build_array(jsonb_build_object('by', %(by)s::text, 'did', %(did)s::text,
               'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
               'why', %(why)s::text)))::json""",
+        # What a leader has committed and not replicated can be read on it once it is demoted, and a
+        # client would be told what is lost. NOTIFY is refused there, as our writes are.
+        leads="""
+   AND CASE WHEN pg_is_in_recovery() THEN pg_notify('idempotency', '') IS NULL ELSE true END""",
         skip=" FOR UPDATE SKIP LOCKED",
         # Twice as long as the server takes to notice a connection that an exit has closed: see FACTS.
         patient="SET LOCAL lock_timeout = '1s';\n",

@@ -5,6 +5,7 @@ from contextlib import closing, contextmanager
 import psycopg2
 import pytest
 
+from flask_idempotency import idempotent
 from tests.drivers import connect
 from tests.stores import BOTH
 from tests.waiting import wait_until
@@ -78,6 +79,14 @@ def in_recovery(server):
         with connection.cursor() as cursor:
             cursor.execute("select pg_promote()")
         connection.close()
+
+
+def test_what_a_standby_has_is_not_replayed(make_world, own_postgres, own_database, assert_problem):
+    world = make_world(SQLALCHEMY_DATABASE_URI=own_database)
+    world.app.post("/payments")(idempotent(dict))
+    assert world.post().status_code == 200
+    with in_recovery(own_postgres):
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
 
 
 def test_a_pool_that_reached_a_standby_recovers_when_the_primary_is_there(
