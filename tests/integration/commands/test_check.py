@@ -100,12 +100,12 @@ def test_a_database_that_takes_no_writes_is_named(world):
     assert (purge.exit_code, purge.output[:13]) == (1, "Error: cannot")
 
 
-def test_a_session_that_does_not_join_is_named(world, run):
+def test_a_session_that_does_not_join_is_named(world, run, monkeypatch):
     class Stubborn(factory_of(world.app, world.db).class_):
         def get_bind(self, *args: Any, **kwargs: Any) -> Any:
             return world.db.engine
 
-    factory_of(world.app, world.db).class_ = Stubborn
+    monkeypatch.setattr(factory_of(world.app, world.db), "class_", Stubborn)
     assert not_ok(run("check")) == {"db.session": FAILED}
     assert world.records() == []
 
