@@ -200,14 +200,14 @@ def test_a_raw_connection_is_warned_about_once(world, view, driver, caplog):
 # What makes the sessions.
 
 
-def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view):
+def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view, monkeypatch):
     class Stubborn(factory_of(world.app, world.db).class_):
         def get_bind(self, *args, **kwargs):
             return world.db.engine
 
     ran = []
     view(lambda: ran.append(1) or {})
-    factory_of(world.app, world.db).class_ = Stubborn
+    monkeypatch.setattr(factory_of(world.app, world.db), "class_", Stubborn)
     with pytest.raises(ConfigurationError, match="does not join"):
         world.post()
     assert ran == []
