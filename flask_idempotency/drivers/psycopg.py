@@ -148,8 +148,8 @@ def _queue(
 ) -> None:
     """Give libpq the statements."""
     for sql, names in message:
-        values = [given[name][0] for name in names] if names else ()
-        formats = [given[name][1] for name in names] if names else ()
+        values = [given[name][0] for name in names] if names else []
+        formats = [given[name][1] for name in names] if names else []
         if known is None or names is None:
             pgconn.send_query_params(sql.encode(encoding), values, None, formats)
         else:
