@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from typing import Any
+
+from packaging.version import Version
 
 workers = 2
 preload_app = os.environ.get("PRELOAD") != "no"  # quicker: two workers need not import it each
@@ -17,6 +20,9 @@ def post_fork(server: Any, worker: Any) -> None:
         from psycopg2 import extensions
 
         extensions.set_wait_callback(_wait)
+        # It would wait in C: no other greenlet would run, and no time limit of gevent's would come.
+        if Version(version("psycopg")) < Version("3.1.14"):
+            os.environ["PSYCOPG_WAIT_FUNC"] = "wait_selector"
 
 
 def _wait(connection: Any) -> None:
