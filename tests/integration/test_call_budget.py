@@ -36,7 +36,7 @@ CALLS = {
 
 PARTS = {
     "first, hybrid": {"metrics": 17, "traces": 88},
-    "replay, postgres": {"metrics": 17, "traces": 147},
+    "replay, postgres": {"metrics": 17, "traces": 148},
     "duplicate, hybrid": {"metrics": 17, "traces": 64},
 }
 """Those that ``export_metrics`` adds, which counts the outcome and its seconds, and ``instrument_app``,
