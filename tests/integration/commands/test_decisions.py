@@ -9,6 +9,7 @@ import getpass
 
 import pytest
 
+from tests.integration.commands.running import APART, runner
 from tests.integration.commands.shop import Shop
 
 WHY = "the provider has charged it"
@@ -105,7 +106,7 @@ def test_what_is_given_is_sealed_and_without_the_keys_nothing_is_stored(shop, tm
     key = sealed.begun("order")
     (step,) = sealed.show(key)["steps"]
     assert "canary-answer" in step["result"]
-    result = shop.run("show", key, "--json")
+    result = runner(shop.app, **APART)("show", key, "--json")
     assert '"result": null' in result.stdout
     assert "a step's result cannot be read: What is stored is sealed" in result.stderr
     output = shop.run("show", key).output
