@@ -10,12 +10,7 @@ from redis import Redis
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.lock import (
-    LOCK_SECONDS,
-    MARKER_SECONDS,
-    PROBE_AFTER_SECONDS,
-    RedisLock,
-)
+from flask_idempotency.stores.lock import LOCK_SECONDS, MARKER_SECONDS, PROBE_AFTER_SECONDS, RedisLock
 from tests.log import ours
 
 SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)

@@ -11,11 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flask_idempotency import (
-    RequestInProgress,
-    Retryable,
-    current_operation,
-)
+from flask_idempotency import RequestInProgress, Retryable, current_operation
 from flask_idempotency.cli import cli
 from flask_idempotency.core.engine import DecisionEngine
 from flask_idempotency.core.ports import Lock

@@ -9,11 +9,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from flask_idempotency.integrations.prometheus import (
-    SECONDS,
-    RecordsCollector,
-    export_metrics,
-)
+from flask_idempotency.integrations.prometheus import SECONDS, RecordsCollector, export_metrics
 from tests.docs.pages import ROOT, blocks
 
 FOLDER = ROOT / "docs/monitoring"

@@ -11,12 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
-from flask_idempotency import (
-    KeyReused,
-    Retryable,
-    StoreUnavailable,
-    current_operation,
-)
+from flask_idempotency import KeyReused, Retryable, StoreUnavailable, current_operation
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.integrations.opentelemetry import instrument_app
 from flask_idempotency.web.routes import states
