@@ -226,12 +226,12 @@ class OperationTransaction:
         if done.owner is not None:
             self._commit(done)
             return
+        self._savepoints.pop()  # if its end fails, SQLAlchemy never asks for it again
+        if self._savepoints:
+            self._savepoints[-1].did |= done.did
         self._waiting.append(f"RELEASE {done.sql}")
         if self._hurries or self.is_failed():
             self.flush()  # the server says so, if it has failed or is gone
-        self._savepoints.pop()
-        if self._savepoints:
-            self._savepoints[-1].did |= done.did
 
     def _commit(self, unit: _Savepoint) -> None:
         if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
@@ -297,9 +297,9 @@ class OperationTransaction:
         if self.first is not None:  # what comes next is part of no unit
             self._waiting.append(f"RELEASE {self.first}")
             self.first = None
-        if self._waiting:
-            self._exchange(partial(self.raw.send, "", None, self._waiting))
-            self._waiting = []
+        if self._waiting:  # once: what has failed is not sent again
+            waiting, self._waiting = self._waiting, []
+            self._exchange(partial(self.raw.send, "", None, waiting))
 
     def _exchange(self, send: Callable[[], Any]) -> Any:
         """Send something of ours. After an error, all waits for a rollback, as after the view's own."""
@@ -324,7 +324,7 @@ class OperationTransaction:
 
     def show(self) -> None:
         """The driver's connection is about to be used by itself: it sees all, and ends nothing."""
-        self.raw.is_unsure = True
+        self.raw.is_unsure = self._hurries = True
         if self._savepoints:
             self._savepoints[-1].did = True
         if self.is_failed():  # nothing can be sent before the view's rollback

@@ -178,14 +178,7 @@ for what, steps in {
     "a commit that PostgreSQL makes a rollback": (*ABORTED, COMMIT, READ),
     "a nested begin in an aborted transaction": (*ABORTED, nested(LAST)),
     "an error inside a nested begin that goes on": (do("nested, kept", *ABORTED), READ),
-    "releasing an aborted savepoint": (
-        *(do("savepoint"), *ABORTED, do("release the savepoint"), READ),
-    ),
-    "a savepoint that was rolled back to, and is released inside another": (
-        *texts("savepoint in capitals", "to savepoint"),
-        do("in a savepoint of the connection", do("text", "release")),
-    ),
-    "a release of a savepoint that is not there": texts("release"),
+    "releasing an aborted savepoint": (do("savepoint"), *ABORTED, do("release the savepoint"), READ),
 }.items():
     either(what, *steps)
     either(f"{what}, and a commit above", *steps, above=ABOVE)
@@ -300,8 +293,12 @@ either("a second session commits", do("update by ORM", "old"), do(SECOND, LATER,
 refused("a rollback around what a second session has written", READ, do(SECOND, LATER, FLUSH), ROLLBACK)
 POINT, TO_POINT = texts("savepoint", "to savepoint")
 either("a savepoint by text, and another session", POINT, do(SECOND, READ), TO_POINT)
-ENDED = POINT, do("savepoint"), TO_POINT, do("release the savepoint")
-either("a savepoint that a text has ended, released", *ENDED, ROLLBACK, ADD, COMMIT)
+for block in ("nested, kept", "in a savepoint of the connection"):
+    for door in ("text", "cursor"):
+        for end in ("to savepoint", "release"):
+            ended = do(block, do(door, end))
+            equal(f"{block}, and ended, {door} {end}", POINT, ended, TO_POINT, ADD, COMMIT)
+equal("an error in a nested begin, and a commit", do("nested, kept", *ABORTED), COMMIT, ADD, COMMIT)
 FAILED_FLUSH = do("add several", "a"), do("add several", "a"), FLUSH
 either("a helper beside a failed flush", *FAILED_FLUSH, do(HELPER, do("keep a book")), READ)
 equal("the engine beside uncommitted work", ADD, FLUSH, do("write an audit by engine", "x"), COMMIT)

@@ -9,7 +9,5 @@ HELD = "row locks and advisory transaction locks are held until the operation en
 NOTIFIED = "NOTIFY arrives when the operation ends"
 UNRELEASED = "after the end of a begin_nested() failed, a rollback of the one around it works"
 SECOND_COMMIT = "after a commit that failed, the next one raises InvalidRequestError"
-BY_CLASS = (
-    "the next may raise InFailedSqlTransaction in place of an error of its own, and stream_results"
-)
+BY_CLASS = "after a statement that failed, stream_results may raise the driver's ProgrammingError"
 DEFERRED = "so does SET CONSTRAINTS, and what only the view defers is asked at the end"

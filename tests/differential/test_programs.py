@@ -115,10 +115,7 @@ FAILED_END = Program(
 """The commit of the plain application is a rollback, which nobody is told."""
 
 BY_CLASS = Program(
-    view=(
-        *(do("insert", "c"), COMMIT, do("count up"), do("fail", "unique")),
-        *(do("nested, first error ends it", do("fail", "cancelled")), do("fail", "NUL"), ROLLBACK),
-    )
+    view=(do("insert", "c"), COMMIT, do("fail", "unique"), do("open a stream"), ROLLBACK)
 )
 
 LISTED = {"an end that failed": FAILED_END, "another class of error": BY_CLASS}
@@ -128,7 +125,8 @@ LISTED = {"an end that failed": FAILED_END, "another class of error": BY_CLASS}
 def test_a_difference_on_the_page_is_none(twins: Twins, program: Program) -> None:
     verdict = twins.compare(program)
     assert (verdict.differences, verdict.refusal) == ([], ""), str(verdict)
-    assert verdict.plain.first.text != verdict.protected.first.text  # else it would prove nothing
+    differs = program is FAILED_END or twins.driver == "psycopg2"  # else it would prove nothing
+    assert (verdict.plain.first.text != verdict.protected.first.text) is differs
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ def test_a_row_that_is_lost_or_doubled_is_found(twins: Twins, program: Program, 
 
 
 def test_another_class_of_error_where_nothing_had_failed_is_found() -> None:
-    failed, aborted = ["fail", "DataError"], ["fail", "InternalError 25P02"]
+    failed, aborted = ["open a stream", "DataError"], ["open a stream", "InternalError 25P02"]
     before, end = ["fail", "IntegrityError 23505"], ["rollback", "done"]
     assert normal([failed]) != normal([aborted])
     assert normal([before, failed]) == normal([before, aborted])
