@@ -76,24 +76,24 @@ def sequences(fragments: Any, least: int, most: int) -> st.SearchStrategy[Steps]
 @st.composite
 def programs(draw: Any, rows: list[Row]) -> Program:
     """Any program. It draws on a few families only, so that some are all of one kind."""
-    families: dict[str, list[Steps]] = {}
+    families: dict[str, list[list[Steps]]] = {}
     for row in rows:
         words = [(word,) for word in row.words if word not in DIFFERS] or [()]
-        families.setdefault(row.family, []).extend((do(row.kind, *word),) for word in words)
-    blocks = {name: [step.kind for (step,) in families.pop(name)] for name in ("blocks", "helpers")}
+        families.setdefault(row.family, []).append([(do(row.kind, *word),) for word in words])
+    blocks = {name: [kind[0][0].kind for kind in families.pop(name)] for name in ("blocks", "helpers")}
     del families[""]
-    always = [*families.pop("always"), *[(COMMIT,)] * 2, *((do("add", label),) for label in "abc")]
+    always = [*families.pop("always"), *[[(COMMIT,)]] * 2, *([(do("add", label),)] for label in "abc")]
     few = st.lists(st.sampled_from(sorted(families)), max_size=4, unique=True)
     pools = [
         always,
         always,
         *(families[name] for name in draw(few)),
-        *draw(st.sampled_from(([], [TOGETHER]))),
+        *draw(st.sampled_from(([], [[TOGETHER]]))),
     ]
     around = [kind for name in draw(st.sampled_from(AROUND)) for kind in blocks[name]]
 
     def many(least: int, most: int, depth: int) -> st.SearchStrategy[Steps]:
-        simple = st.sampled_from(pools).flatmap(st.sampled_from)
+        simple = st.sampled_from(pools).flatmap(st.sampled_from).flatmap(st.sampled_from)
         if not around or depth == 2:
             return sequences(simple, least, most)
 
@@ -110,8 +110,12 @@ def programs(draw: Any, rows: list[Row]) -> Program:
     def seldom(steps: list[Steps], *where: str) -> Steps:
         return draw(sequences(st.sampled_from(steps), 1, 2)) if draw(st.sampled_from(where)) else ()
 
+    view = draw(many(1, 8, 0))
+    at = draw(st.integers(0, len(view)))
+    kinds = st.sampled_from([kind for found in families.values() for kind in found])
+    chosen = draw(kinds.flatmap(st.sampled_from))  # so that a run has enough of each kind
     program = Program(
-        draw(many(2, 9, 0)) + draw(st.sampled_from([(COMMIT,), (COMMIT,), ()])),
+        (*view[:at], *chosen, *view[at:], *draw(st.sampled_from([(COMMIT,), (COMMIT,), ()]))),
         before=seldom(BEFORE, "", "", "", "", "here"),
         **{draw(st.sampled_from(("above", "after"))): seldom(ABOVE, "", "", "here")},
         answer=draw(st.sampled_from(ANSWERS)),
