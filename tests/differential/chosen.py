@@ -148,6 +148,7 @@ equal("an advisory lock of the connection that stays", LOCK, ADD, COMMIT)
 either("an advisory lock of the connection before the view", ADD, COMMIT, UNLOCK, before=(LOCK, COMMIT))
 STREAM, NEXT = do("open a stream"), do("read the stream")
 either("a stream after a commit", STREAM, COMMIT, NEXT)
+equal("a named cursor after a failure", *ABORTED, do("driver", "named"), ROLLBACK, ADD, COMMIT)
 either("a stream read after its unit was rolled back", STREAM, ROLLBACK, NEXT, ROLLBACK, READ)
 
 # What fails costs what it costs without us

@@ -136,9 +136,9 @@ def _of_first_answers(plain: Request, protected: Request) -> Iterator[str]:
 def normal(seen: list[Any]) -> list[Any]:
     """What steps noted, without what differs by design after a failure (``BY_CLASS``).
 
-    In a transaction that has failed no stream is opened, by whatever class; a block in a savepoint
-    fails by an error in it or by that of undoing it; a stream after a rollback in the driver or in the
-    server. A commit that fails because the one before it has is left out (``SECOND_COMMIT``).
+    In a transaction that has failed no cursor is opened on the server, by whatever class; a block in a
+    savepoint fails by an error in it or by that of undoing it; a stream after a rollback in the driver
+    or in the server. A commit that fails because the one before it has is left out (``SECOND_COMMIT``).
     """
     found: list[Any] = []
     has_failed = False
@@ -147,7 +147,7 @@ def normal(seen: list[Any]) -> list[Any]:
         if is_second and found and found[-1][0] == "commit":
             continue
         is_any = kind in ("in a savepoint of the connection", "read the stream")
-        is_any |= has_failed and kind == "open a stream"
+        is_any |= has_failed and kind in ("open a stream", "driver")
         found.append([kind, "an error" if is_any and _is_error(what) else what])
         has_failed |= _is_error(what) and bool(what.partition(" ")[2])
         has_failed &= [kind, what] != ["rollback", "done"]

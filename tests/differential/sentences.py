@@ -9,5 +9,5 @@ HELD = "row locks and advisory transaction locks are held until the operation en
 NOTIFIED = "NOTIFY arrives when the operation ends"
 UNRELEASED = "after the end of a begin_nested() failed, a rollback of the one around it works"
 SECOND_COMMIT = "after a commit that failed, the next one raises InvalidRequestError"
-BY_CLASS = "after a statement that failed, stream_results may raise the driver's ProgrammingError"
+BY_CLASS = "stream_results, named cursors and large objects may raise the driver's ProgrammingError"
 DEFERRED = "so does SET CONSTRAINTS, and what only the view defers is asked at the end"
