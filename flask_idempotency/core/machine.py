@@ -29,7 +29,7 @@ from .errors import ConfigurationError, Problem, RecordBroken, Retryable, Transa
 from .records import Claim, Record, State
 
 
-class Situation(Enum):
+class Situation(str, Enum):
     """How a request finds the record."""
 
     ABSENT = "absent"

@@ -13,22 +13,17 @@ from functools import lru_cache
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import adapt, generators, pq
 from psycopg.errors import error_from_result
 
-from flask_idempotency.core.errors import NotAtomic, sqlstate
+from flask_idempotency.core.errors import NotAtomic
 
 from .any import Statement, statements
-from .raw_connection import IDLE, Answer, RawConnection, Values
+from .raw_connection import IDLE, Answer, Prepared, RawConnection, Values
 
 _OK = {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}
-GONE = "26000"
-_NOT_AS_PREPARED = {GONE, "0A000"}
-"""A statement is not there, or returns something else since a migration."""
-
 _SHOWN = "idempotency_shown"
 
 _IN_PIPELINE = (
@@ -39,13 +34,6 @@ _IN_PIPELINE = (
 _Given = dict[str, tuple[Any, pq.Format]]
 """Values by their names, as libpq takes them, each with its format."""
 
-_Known = dict[str, bytes]
-"""The names of what is prepared on a connection, by its SQL. None is given twice, by any process: what
-is believed to be gone may be there still."""
-
-_prepared: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
-"""What is prepared on each connection."""
-
 _Statement = tuple[str, tuple[str, ...] | None]
 """One of a message, and the names of its values; None for one that comes but once."""
 
@@ -54,6 +42,11 @@ class Connection(RawConnection):
     """See :class:`RawConnection`."""
 
     levels: ClassVar = {each: each.name.replace("_", " ") for each in psycopg.IsolationLevel}
+
+    @property
+    def prepares(self) -> bool:  # type: ignore[override]
+        """See :class:`RawConnection`."""
+        return self.driver.prepare_threshold is not None
 
     def status(self) -> int:
         """See :class:`RawConnection`."""
@@ -75,7 +68,9 @@ class Connection(RawConnection):
         if self.status() != IDLE:
             self.driver.rollback()  # which also forgets what the driver has prepared
 
-    def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
+    def exchange(
+        self, text: str, values: Values | None, first: Sequence[str], prepared: Prepared | None
+    ) -> Answer:
         """See :class:`RawConnection`. Raises ``NotAtomic`` in a ``pipeline()`` of the view's."""
         if self.driver.pgconn.pipeline_status and not self.is_lost():  # one that is lost keeps ours
             raise NotAtomic(_IN_PIPELINE)
@@ -89,34 +84,24 @@ class Connection(RawConnection):
         context: Any = SimpleNamespace(connection=self.driver, adapters=psycopg.adapters)
         transformer = adapt.Transformer(context)
         given = _dumped(transformer, values or {})
-        known = None
-        if not (self.is_unsure or self.driver.prepare_threshold is None):
-            known = _prepared.setdefault(self.driver, {})
-        try:
-            results = self._exchange(message, given, known)
-        except psycopg.Error as error:
-            if known is None or not was_idle or sqlstate(error) not in _NOT_AS_PREPARED:
-                raise
-            self.driver.rollback()
-            known.clear()
-            if sqlstate(error) == GONE:  # and so will the next be, as behind a pooler that keeps none
-                self.driver.prepare_threshold = None
-            results = self._exchange(message, given, None)
+        results = self._results(message, given, prepared)
         counts = (each.command_tuples for each in reversed(results))
         rows = next((each for each in reversed(results) if each.nfields), None)
         found = _rows(transformer, rows) if rows else []
         return found, next((count for count in counts if count is not None), -1)
 
-    def _exchange(self, message: list[_Statement], given: _Given, known: _Known | None) -> list[Any]:
+    def _results(
+        self, message: list[_Statement], given: _Given, prepared: Prepared | None
+    ) -> list[Any]:
         """Send statements in one round trip; all results. Raises the error of the first that fails.
 
         A message that was interrupted leaves the connection closed: nobody knows what has arrived.
         """
-        driver, pgconn, before = self.driver, self.driver.pgconn, set(known or ())
+        driver, pgconn, before = self.driver, self.driver.pgconn, set(prepared or ())
         try:
             with driver.lock:  # an exit at the line of a ``try`` in it would keep it
                 pgconn.enter_pipeline_mode()
-                _queue(pgconn, message, given, known, driver.info.encoding)
+                _queue(pgconn, message, given, prepared, driver.info.encoding)
                 pgconn.pipeline_sync()
                 results = driver.wait(_results(pgconn))
                 if pgconn.status == pq.ConnStatus.OK:
@@ -126,9 +111,9 @@ class Connection(RawConnection):
             raise
         for result in results:
             if result.status not in _OK:
-                if known:
-                    for sql in known.keys() - before:  # it may have been skipped
-                        del known[sql]
+                if prepared:
+                    for sql in prepared.keys() - before:  # it may have been skipped
+                        del prepared[sql]
                 raise error_from_result(result, driver.info.encoding)
         return results  # type: ignore[no-any-return]
 
@@ -144,19 +129,19 @@ def _in_transactions(parts: tuple[Statement, ...]) -> tuple[_Statement, ...]:
 
 
 def _queue(
-    pgconn: Any, message: list[_Statement], given: _Given, known: _Known | None, encoding: str
+    pgconn: Any, message: list[_Statement], given: _Given, prepared: Prepared | None, encoding: str
 ) -> None:
     """Give libpq the statements."""
     for sql, names in message:
         values = [given[name][0] for name in names] if names else []
         formats = [given[name][1] for name in names] if names else []
-        if known is None or names is None:
+        if prepared is None or names is None:
             pgconn.send_query_params(sql.encode(encoding), values, None, formats)
         else:
-            if sql not in known:
-                known[sql] = f"idempotency_{token_hex(12)}".encode()
-                pgconn.send_prepare(known[sql], sql.encode(encoding))
-            pgconn.send_query_prepared(known[sql], values, formats)
+            if sql not in prepared:
+                prepared[sql] = f"idempotency_{token_hex(12)}".encode()
+                pgconn.send_prepare(prepared[sql], sql.encode(encoding))
+            pgconn.send_query_prepared(prepared[sql], values, formats)
 
 
 def _results(pgconn: Any) -> Generator[Any, Any, list[Any]]:

@@ -9,11 +9,16 @@ costs no round trip (one, if the engine names an isolation level). The drawback:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from secrets import token_hex
 from typing import ClassVar
 
 from psycopg2 import extensions
 
-from .raw_connection import IDLE, Answer, RawConnection, Values
+from .any import statements
+from .raw_connection import IDLE, Answer, Prepared, RawConnection, Values
+
+_PREPARED = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
+"""How the statements begin that can be prepared. Of ours, no others have values."""
 
 
 class Connection(RawConnection):
@@ -32,9 +37,19 @@ class Connection(RawConnection):
         """See :class:`RawConnection`."""
         return self.driver.get_transaction_status()  # type: ignore[no-any-return]
 
-    def send(self, text: str, values: Values | None = None, first: Sequence[str] = ()) -> Answer:
+    def exchange(
+        self, text: str, values: Values | None, first: Sequence[str], prepared: Prepared | None
+    ) -> Answer:
         """See :class:`RawConnection`. Only the last statement's rows are to be had."""
         cursor = extensions.cursor(self.driver)
+        if prepared is not None and values:
+            if text not in prepared:
+                ready, made = _with_names(text)
+                if made:
+                    cursor.execute(";".join([*first, *made]))
+                    first = ()
+                prepared[text] = ready
+            text = prepared[text]
         if first:
             before = ";".join([*first, ""])
             text = (before.replace("%", "%%") if values else before) + text
@@ -60,3 +75,22 @@ class Connection(RawConnection):
             self.driver.rollback()
         elif self.status() != IDLE:
             self.send("ROLLBACK")
+
+
+def _with_names(text: str) -> tuple[str, list[str]]:
+    """A text that names what is prepared, in SQL, and the statements that prepare that.
+
+    No name is given twice, by any process: what is believed to be gone may be there still.
+    """
+    parts, made = [], []
+    for sql, names in statements(text, "${0}"):
+        if sql.startswith(_PREPARED):
+            name = f"idempotency_{token_hex(12)}"
+            made.append(f"PREPARE {name} AS {sql.replace('%%', '%')}")
+            values = ", ".join(f"%({each})s" for each in names)
+            parts.append(f"EXECUTE {name}({values})" if names else f"EXECUTE {name}")
+        else:
+            parts.append(sql)
+            if sql.startswith("SET LOCAL"):  # as long as a statement waits for a table, so does this
+                made.append(sql.replace("%%", "%"))
+    return ";".join(parts), made

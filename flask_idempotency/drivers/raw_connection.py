@@ -17,12 +17,25 @@ from typing import Any, ClassVar, cast
 
 from sqlalchemy import Dialect, Engine, exc
 
-from flask_idempotency.core.errors import AUTOCOMMIT, NotAtomic, StoreUnavailable
+from flask_idempotency.core.errors import AUTOCOMMIT, NotAtomic, StoreUnavailable, sqlstate
 
 Values = Mapping[str, Any]
 
 IDLE, OPEN, IN_ERROR = 0, 2, 3
 """States of a connection, by libpq's numbers: in no transaction, in one, in one that has failed."""
+
+_GONE = "26000"
+_NOT_AS_PREPARED = {_GONE, "0A000"}
+"""A statement is not there, or returns something else since a migration."""
+
+_UNPREPARED = 5
+"""How many messages with one text are sent on a connection before what is in them is prepared there:
+psycopg 3 waits as long. A connection that serves but one request prepares nothing, which behind a
+pooler nobody would ever forget."""
+
+_INFO = "flask_idempotency"
+"""Where a pooled connection keeps what is prepared on it, by the text that begins a transaction. It is
+None if nothing may be."""
 
 NAMES = ("sqlite", "psycopg2", "psycopg")
 """SQLAlchemy's names of the dialect and the drivers that there is a file for. The others share one."""
@@ -68,7 +81,18 @@ def class_of(dialect: str, driver: str) -> type[RawConnection]:
 
 def raw_of(pooled: Any, dialect: Dialect) -> RawConnection:
     """What is under a pool's connection. Nothing is done to it yet."""
-    return class_of(dialect.name, dialect.driver)(innermost(pooled.dbapi_connection), dialect)
+    raw = class_of(dialect.name, dialect.driver)
+    return raw(innermost(pooled.dbapi_connection), dialect, pooled.info)
+
+
+class Prepared(dict[str, Any]):
+    """What is prepared on a connection for the transactions that begin with one text, by its SQL.
+
+    They are kept apart, as a pooler may take another server for each transaction: if the first message
+    finds what is prepared, the next ones do.
+    """
+
+    begun = 0
 
 
 Answer = tuple[list[tuple[Any, ...]], int]
@@ -79,8 +103,8 @@ returned."""
 class RawConnection:
     """A driver's connection. Whoever takes it ends that by :meth:`put_right` or :meth:`leave`.
 
-    A subclass says what its driver does: at least :meth:`status` and :meth:`send`. ``operation`` refers
-    to the operation's transaction that is open on it, if there is one.
+    A subclass says what its driver does: at least :meth:`status`, and :meth:`exchange` or :meth:`send`.
+    ``operation`` refers to the operation's transaction that is open on it, if there is one.
     """
 
     levels: ClassVar[Mapping[Any, str]] = {}
@@ -94,12 +118,14 @@ class RawConnection:
 
     operation: Callable[[], Any] = bool
     continues = False  # the transaction on it was begun by the driver, which is also to end it
+    prepares = True  # unless the application has said no
+    prepared: Prepared | None = None  # of this transaction
     is_unsure = False  # something was sent that may have ended what is prepared
     is_shown = False  # the driver refuses to end the transaction
     is_gone = False  # an error has shown that the connection is
 
-    def __init__(self, driver: Any, dialect: Dialect) -> None:
-        self.driver = driver
+    def __init__(self, driver: Any, dialect: Dialect, info: dict[str, Any]) -> None:
+        self.driver, self._info = driver, info
         self.Error: type[Exception] = dialect.loaded_dbapi.Error
 
     def take(self, *, continues: bool = False) -> None:
@@ -131,6 +157,36 @@ class RawConnection:
         In the text, ``%(name)s`` stands for a value, and ``%%`` for a per cent sign if there are
         values. Outside of a transaction the message is one.
         """
+        begins = self.prepared is None and self.status() == IDLE
+        if begins:
+            self.prepared = self._prepared(text)
+        prepared = None if self.is_unsure else self.prepared
+        try:
+            return self.exchange(text, values, first, prepared)
+        except self.Error as error:
+            may_repeat = begins or first == ["ROLLBACK"]
+            if not (may_repeat and prepared) or sqlstate(error) not in _NOT_AS_PREPARED:
+                raise
+            prepared.clear()
+            if sqlstate(error) == _GONE:  # and so will the next be, as behind a pooler
+                self._info[_INFO] = None
+            self.prepared = None
+            self.undo()
+            return self.exchange(text, values, first, None)
+
+    def _prepared(self, text: str) -> Prepared | None:
+        """What is prepared for a transaction that begins so. None if it is too early, or not to be."""
+        found = self._info.setdefault(_INFO, {}) if self.prepares else None
+        if found is None:
+            return None
+        prepared: Prepared = found.setdefault(text, Prepared())
+        prepared.begun += 1
+        return prepared if prepared.begun > _UNPREPARED else None
+
+    def exchange(
+        self, text: str, values: Values | None, first: Sequence[str], prepared: Prepared | None
+    ) -> Answer:
+        """Send a message, with what is ``prepared`` if that is not None: what is not yet is then."""
         raise NotImplementedError
 
     def switch(self) -> None:

@@ -24,11 +24,11 @@ from tests.drivers import EACH, with_driver
 pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
-    "first, hybrid": {"psycopg2": 673, "psycopg": 751},
-    "first, postgres": {"psycopg2": 383, "psycopg": 461},
-    "replay, hybrid": {"psycopg2": 490, "psycopg": 528},
-    "replay, postgres": {"psycopg2": 349, "psycopg": 461},
-    "duplicate, hybrid": {"psycopg2": 403, "psycopg": 403},
+    "first, hybrid": {"psycopg2": 556, "psycopg": 571},
+    "first, postgres": {"psycopg2": 373, "psycopg": 388},
+    "replay, hybrid": {"psycopg2": 443, "psycopg": 470},
+    "replay, postgres": {"psycopg2": 356, "psycopg": 419},
+    "duplicate, hybrid": {"psycopg2": 364, "psycopg": 364},
     "unprotected bare view": {"psycopg2": 45, "psycopg": 45},
     "unprotected empty view": {"psycopg2": 31, "psycopg": 31},
 }

@@ -1,4 +1,4 @@
-"""psycopg 3: what only it has, and what it does with prepared statements.
+"""What each driver does with prepared statements, and what only psycopg 3 has.
 
 Its ways to write: ``tests/differential/manuals.py``.
 """
@@ -8,9 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from servers import plain_dsn
-from tests.drivers import PSYCOPG
-
-pytestmark = PSYCOPG
+from tests.drivers import EACH, PSYCOPG
 
 PREPARED = "select count(*) from pg_prepared_statements where name ~ '^idempotency_'"
 
@@ -24,7 +22,7 @@ def make_shop(make_world, add_view):
         world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)
         add_view(world, **options)
         add_view(world, "/does", endpoint="does", during=lambda: during(world), **options)
-        for key in "ab":  # what is sent for the second time is prepared
+        for key in "abcdef":  # what is sent for the sixth time is prepared
             assert world.post(key=key).status_code == 201
         return world
 
@@ -38,6 +36,7 @@ def assert_serves(world, key):
     assert answers[-1].headers["Idempotent-Replayed"] == "true"
 
 
+@EACH
 def test_a_view_that_deallocates_all_costs_no_later_request(make_shop, postgres):
     deallocate = lambda world: world.db.session.execute(sa.text("deallocate all"))  # noqa: E731
     world = make_shop(during=deallocate)  # psycopg knows nothing of it
@@ -49,15 +48,17 @@ def test_a_view_that_deallocates_all_costs_no_later_request(make_shop, postgres)
     assert "already exists" not in postgres.log[mark:]
 
 
+@PSYCOPG
 def test_nothing_is_prepared_where_the_application_says_so(make_shop):
     assert make_shop(connect_args={"prepare_threshold": None}).sql(PREPARED)[0][0] == 0
 
 
+@EACH
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_migration_under_prepared_statements_costs_no_request(make_shop, postgres, atomic):
     world = make_shop(atomic=atomic)
-    for key in "cde":
-        assert_serves(world, key)
+    for number in range(6):
+        assert_serves(world, f"before-{number}")
     url = world.app.config["SQLALCHEMY_DATABASE_URI"]
     with psycopg.connect(plain_dsn(url)) as other:  # as a migration does
         other.execute("create domain bytes as bytea")
@@ -68,6 +69,7 @@ def test_a_migration_under_prepared_statements_costs_no_request(make_shop, postg
     assert "SET LOCAL can only be used" not in postgres.log[mark:]
 
 
+@PSYCOPG
 def test_an_interrupted_message_leaves_no_connection_in_the_pool(make_shop, monkeypatch):
     """A worker's time-out strikes anywhere."""
     world = make_shop()

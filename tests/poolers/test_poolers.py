@@ -144,12 +144,15 @@ def test_the_commands_work(behind, add_view):
     world.assert_clean()
 
 
-@pytest.mark.parametrize(("driver", "pooler"), [("psycopg", "pgbouncer")], indirect=True)
+@EACH
+@pytest.mark.parametrize("pooler", ["pgbouncer"], indirect=True)
 def test_a_pooler_that_knows_no_prepared_statements_is_recognised(
-    behind: Callable[..., Any], add_view: Callable[..., Any]
+    behind: Callable[..., Any], add_view: Callable[..., Any], driver: str
 ) -> None:
     """Where psycopg may prepare, but never does: only what came before stays."""
-    options = {"pool_size": 8, "connect_args": {"prepare_threshold": 10**6}}
+    options: dict[str, Any] = {"pool_size": 8}
+    if driver == "psycopg":
+        options["connect_args"] = {"prepare_threshold": 10**6}
     without = {"max_prepared_statements": 0} if PgBouncer.prepares() else {}
     world = behind(without, SQLALCHEMY_ENGINE_OPTIONS=options)
     runs = add_view(world)
