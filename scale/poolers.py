@@ -13,6 +13,7 @@ import psycopg2
 import sqlalchemy as sa
 
 import servers
+from scale import load
 from scale.masters import Master
 from scale.patroni import wait_until
 from scale.programs import Program, program
@@ -20,7 +21,7 @@ from scale.topology import Topology, ask
 from servers.process import Server, Setting
 
 FAULTS = ("pooler restarted", "server restarted")
-SERVER_CONNECTIONS = 4  # of PgBouncer: fewer than clients, so a transaction may run on any of them
+SERVER_CONNECTIONS = 4  # of PgBouncer: a transaction may run on any of them
 CLIENTS = 40  # of Pgpool-II, each with a connection of its own: the pools of the shop hold 32
 PREPARED = 200  # statements that PgBouncer keeps for each connection, from 1.21 on
 LIMITS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "30s"}
@@ -173,7 +174,9 @@ def pooled(name: str, driver: str) -> Callable[[], AbstractContextManager[Topolo
     def opened() -> Iterator[Topology]:
         with servers.Postgres(settings=LIMITS) as database, servers.Redis() as lock:
             truth = sa.make_url(database.url)
-            with POOLERS[name](truth) as pooler:
+            # A request holds a connection, as its caller was looked up, while its claim needs another.
+            settings = {"default_pool_size": load.CLIENTS + 1} if name == "pgbouncer" else {}
+            with POOLERS[name](truth, **settings) as pooler:
                 url = truth.set(drivername=f"postgresql+{driver}", port=pooler.port)
 
                 def restarted(server: Server) -> Callable[[], None]:

@@ -161,3 +161,21 @@ def test_a_pooler_that_knows_no_prepared_statements_is_recognised(
     assert {answer.status_code for answer in answers} == {201}
     assert len(runs) == world.count() == 200
     assert world.sql("select count(*) from pg_prepared_statements")[0][0] < 60
+
+
+@EACH
+@pytest.mark.parametrize("pooler", ["pgbouncer"], indirect=True)
+def test_one_connection_more_than_requests_at_once_is_enough(behind, add_view):
+    """Each holds one, as it has read before its view, while its claim needs another."""
+    world = behind({"default_pool_size": 5}, SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 4})
+    add_view(world)
+    barrier = threading.Barrier(4)
+
+    @world.app.before_request
+    def read():
+        world.db.session.execute(sa.text("select 1"))
+        barrier.wait(10)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda number: world.post(key=f"key-{number}"), range(20)))
+    assert {answer.status_code for answer in answers} == {201}
