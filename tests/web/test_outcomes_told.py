@@ -16,6 +16,7 @@ from werkzeug.exceptions import Forbidden, RequestEntityTooLarge
 
 import flask_idempotency
 from flask_idempotency import (
+    ConfigurationError,
     KeyReused,
     OperationInterrupted,
     Retryable,
@@ -69,7 +70,7 @@ def forbids(_operation):
 
 LEASED = {"atomic": False}
 AGAIN = {**LEASED, "on_interrupted": "retry"}
-EXIT, ERROR = SystemExit(), LookupError("canary")
+EXIT, ERROR, MISTAKE = SystemExit(), LookupError("canary"), ConfigurationError("wrong")
 TWICE = [{}, {}]
 NO_KEY, NOT_REQUIRED = [{"key": None}], {"required": False}
 SITUATIONS = {
@@ -102,6 +103,7 @@ SITUATIONS = {
     "leased, an error": (LEASED, [ERROR], TWICE, ["executed", "replayed"]),
     "leased, released": (LEASED, [Retryable()], [{}], ["released"]),
     "leased, an exit": (LEASED, [EXIT, 201], TWICE, ["interrupted", "operation-interrupted"]),
+    "leased, a mistake": (LEASED, [MISTAKE, 201], TWICE, ["interrupted", "operation-interrupted"]),
     "leased, retried": (AGAIN, [EXIT, 201], TWICE, ["interrupted", "executed"]),
     "leased, too often": (
         {"max_attempts": 1, **LEASED}, [403], TWICE, ["released", "operation-interrupted"],
@@ -121,6 +123,7 @@ OBSERVED = {  # where an error is a response like others
     "a problem that the view raises": [("rolled_back", None)],
     "leased, released": [("executed", None)],
     "one of a time": [("executed", None), ("replayed", None)],
+    "leased, a mistake": [("executed", None), ("replayed", None)],
 }
 OUTCOMES = {"executed", "replayed", "rolled_back", "released", "interrupted", "unprotected", "rejected"}
 LEVELS = {

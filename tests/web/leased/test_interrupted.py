@@ -93,10 +93,14 @@ def test_the_application_may_find_out_what_came_of_it(app, world, add, found, wh
     kill(world)
     if when == "long ago":
         end_lease(world, ago="30 days")
+        begun(world, ago="31 days")
     if when == "released":
         world.sql(
             "update idempotency_record set completed_at = clock_timestamp(), released_attempt = attempt"
         )
+        begun(world, ago="3601 seconds")
+        assert world.post().status_code == 409, "it is open as long as one that is tried again"
+        begun(world, ago="3590 seconds")
     assert [world.post().status_code for _ in statuses] == statuses
     assert runs == expected
     if FOUND in answers:
