@@ -57,28 +57,6 @@ ALGORITHMS = [by_request, by_json, of_fields("/n", "/m")]
 
 
 @pytest.mark.parametrize("fingerprint", ALGORITHMS)
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"method": "PATCH"},
-        {"host": "other.test"},
-        {"host": None},
-        {"path": "/pay/"},
-        {"query": b""},
-        {"query": b"a=1&b=3"},
-        {"query": b"a=1b=2"},
-        {"media_type": "text/plain"},
-        {"body": b'{"n":2}'},
-    ],
-)
-def test_each_component_changed_alone_changes_the_fingerprint(
-    fingerprint: Algorithm, change: dict[str, Any]
-) -> None:
-    assert fingerprint(PAYMENT).matches(fingerprint(replace(PAYMENT))) is True
-    assert fingerprint(PAYMENT).matches(fingerprint(replace(PAYMENT, **change))) is False
-
-
-@pytest.mark.parametrize("fingerprint", ALGORITHMS)
 def test_borders_between_components_count(fingerprint: Algorithm) -> None:
     moved = [("shop.test", "/pay"), ("shop.tes", "t/pay"), ("shop.test/pay", "")]
     moved += [("", "/pay"), ("/pay", "")]
@@ -94,6 +72,7 @@ def test_the_order_of_query_names_does_not_count_but_that_of_one_names_values_do
     def of(query: bytes) -> bytes:
         return fingerprint(replace(PAYMENT, query=query)).digest
 
+    assert len({of(query) for query in (b"a=1&b=2", b"a=1b=2", b"")}) == 3
     assert of(b"a=1&b=2") == of(b"b=2&a=1")
     assert of(b"a=1&b=0&a=2") == of(b"b=0&a=1&a=2")
     assert of(b"a=1&a=2") != of(b"a=2&a=1")
@@ -159,22 +138,7 @@ def test_neither_a_body_nor_a_digest_shows_in_a_repr() -> None:
     assert repr(by_request(PAYMENT)) == "Fingerprint(algorithm=7)"
 
 
-OLD, NEW, GONE = ((bytes([number]) * 8, bytes([number]) * 32) for number in range(3))
-
-
-def test_a_keyed_fingerprint_is_compared_under_the_key_that_made_the_stored_one() -> None:
-    same, other = by_value(b"same"), by_value(b"other")
-    for stored_under in ([OLD], [OLD, NEW], [NEW, OLD]):
-        stored = Fingerprint(same.algorithm, same.keyed(stored_under).digest)
-        assert same.keyed([NEW, OLD]).matches(stored) is True
-        assert other.keyed([NEW, OLD]).matches(stored) is False
-
-
-@pytest.mark.parametrize(("stored_under", "under"), [([], [NEW]), ([OLD], []), ([GONE], [NEW, OLD])])
-def test_fingerprints_under_different_keys_cannot_be_compared(stored_under: Any, under: Any) -> None:
-    value = by_value(b"same")
-    stored = value.keyed(stored_under) if stored_under else value
-    assert (value.keyed(under) if under else value).matches(stored) is None
+OLD, NEW = ((bytes([number]) * 8, bytes([number]) * 32) for number in range(2))
 
 
 def test_a_keyed_fingerprint_says_nothing_without_its_key() -> None:
