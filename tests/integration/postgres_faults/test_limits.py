@@ -1,12 +1,10 @@
 """PostgreSQL or the pool refuses: too long, too idle, no connection, no space on the disk."""
 
-import threading
-
 import pytest
 import sqlalchemy as sa
 
 from tests.integration.postgres_faults.conftest import first_time, settings
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.waiting import wait_until
 
 
 def test_a_view_idle_for_too_long_cannot_commit_on_a_fresh_connection(make_world, add_view, retries):
@@ -62,19 +60,3 @@ def test_a_message_of_ours_that_fails_keeps_neither_record_nor_writes(
     assert entered == (event == "update")
     world.sql("drop trigger fails on idempotency_record")
     retries(world, runs, failed, total=entered + 1)
-
-
-def test_sessions_that_wait_for_one_connection_all_get_their_response(make_world, add_view, background):
-    """One connection for three threads: nobody holds one while waiting for a second."""
-    pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE_SECONDS}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)
-    barrier = threading.Barrier(3)
-    add_view(world)
-
-    def ask(number):
-        barrier.wait(PATIENCE_SECONDS)
-        return world.post(key=f"key-{number}").status_code
-
-    answers = [background(ask, number) for number in range(3)]
-    assert [answer.result() for answer in answers] == [201] * 3
-    world.assert_clean()
