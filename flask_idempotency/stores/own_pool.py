@@ -23,15 +23,20 @@ def apart(engine: Engine) -> Engine:
     """
     own = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     _all.add(own)
-    _dispose_with(ref(engine), own)
+    _dispose_with(ref(engine), ref(own))
     return own
 
 
-def _dispose_with(engine: ref[Engine], own: Engine) -> None:
-    """Close what is idle in ``own``, and again whenever disposing of ``engine`` ends its pool."""
-    own.dispose()
-    if (there := engine()) is not None:
-        finalize(there.pool, _dispose_with, engine, own).atexit = False
+def _dispose_with(engine: ref[Engine], own: ref[Engine]) -> None:
+    """Close what is idle in ``own``, and again whenever disposing of ``engine`` ends its pool.
+
+    Holds neither: the listeners that the pools share know the application's engine, which would keep
+    its connections for as long as there is ours. Test suites make hundreds of applications.
+    """
+    if (ours := own()) is not None:
+        ours.dispose()
+        if (there := engine()) is not None:
+            finalize(there.pool, _dispose_with, engine, own).atexit = False
 
 
 def let_go() -> None:

@@ -5,11 +5,13 @@ test`` the newest releases, and ``make newest`` the branch that becomes Flask 3.
 """
 
 import ast
+import gc
 import importlib
 import re
 import sys
 from functools import cache
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import sqlalchemy as sa
@@ -214,3 +216,13 @@ def test_an_engine_beside_another_opens_connections_as_that_does_and_ends_with_i
         beside.connect().close()
     beside.dispose()
     assert not engine._has_events  # which would cost each statement something
+
+
+def test_an_engine_beside_another_keeps_it_no_longer_than_whoever_uses_both():
+    engine = sa.create_engine("sqlite://", poolclass=sa.QueuePool)
+    beside = apart(engine)
+    beside.connect().close()
+    gone = ref(engine), ref(beside)
+    del engine, beside
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
