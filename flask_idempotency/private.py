@@ -10,7 +10,8 @@ Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
 
 Seen in SQLAlchemy 2.0.26, 2.0.58 and 2.1.9: ``_connections`` of a session's transaction has, for each
 engine or connection that it was asked for with, the connection, the transaction on it, whether to
-commit that, and whether to close the connection.
+commit that, and whether to close the connection. ``_savepoint`` of a nested transaction is its name.
+``_trans_context_manager`` of a connection is the transaction of the innermost ``with`` that goes on.
 
 ``tests/unit/test_private.py`` fails when a release changes it.
 """
@@ -27,7 +28,7 @@ from typing import Any
 
 import flask.globals
 from flask.globals import _cv_app
-from sqlalchemy import Connection
+from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 _cv_request: ContextVar[Any] = getattr(flask.globals, "_cv_request", _cv_app)
@@ -101,6 +102,15 @@ def connections(session: Session) -> set[Connection]:
     """The connections of the session's present transaction."""
     transaction = session.get_transaction()
     return set() if transaction is None else set(map(_CONNECTION, transaction._connections.values()))
+
+
+savepoint_of: Callable[[NestedTransaction], Any] = attrgetter("_savepoint")
+"""The name of its savepoint."""
+
+
+def is_block(nested: NestedTransaction) -> bool:
+    """Return True if the innermost ``with`` block ends it: until then, nothing may come behind it."""
+    return nested.connection._trans_context_manager is nested
 
 
 def begun_by(session: Session) -> list[SessionTransaction]:

@@ -33,6 +33,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.drivers.raw_connection import IDLE, IN_ERROR, RawConnection, give_back, taken
 from flask_idempotency.drivers.raw_connection import innermost as innermost_of
+from flask_idempotency.private import is_block, savepoint_of
 
 from . import guard
 
@@ -220,6 +221,8 @@ class OperationTransaction:
         """Release a savepoint. Raises what a COMMIT would raise, if it is a unit."""
         if self.is_over:
             raise NotAtomic(LATE)
+        if self._savepoints and self._savepoints[-1].name != name:
+            self._end_inside(name, "commit")
         if not self._savepoints or self._savepoints[-1].name != name:
             self.refuse(OVERLAP)
         done = self._savepoints[-1]
@@ -232,6 +235,22 @@ class OperationTransaction:
         self._waiting.append(f"RELEASE {done.sql}")
         if self._hurries or self.is_failed():
             self.flush()  # the server says so, if it has failed or is gone
+
+    def _end_inside(self, name: str, how: str) -> None:
+        """End what a connection has opened inside a unit, as the end of a transaction does.
+
+        So does a session on the session's connection, which nobody may ever end: SQLAlchemy-Continuum
+        has one for each transaction. What is another session's unit stays.
+        """
+        if self.is_failed():
+            return
+        if not any(each.name == name and each.owner is not None for each in self._savepoints):
+            return
+        while (last := self._savepoints[-1]).name != name and last.owner is None:
+            nested = self.connection.get_nested_transaction()
+            if nested is None or savepoint_of(nested) != last.name or is_block(nested):
+                return  # SQLAlchemy has forgotten it, or its end is still to come
+            getattr(nested, how)()
 
     def _commit(self, unit: _Savepoint) -> None:
         if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
@@ -256,10 +275,11 @@ class OperationTransaction:
 
     def roll_back_to(self, name: str) -> None:
         """Roll back to a savepoint and release it, at once: that frees locks."""
-        names = list(map(_NAME, self._savepoints))
-        if name not in names or self.is_over:
+        if self.is_over or name not in map(_NAME, self._savepoints):
             return
-        place = names.index(name)
+        if self._savepoints[-1].name != name:
+            self._end_inside(name, "rollback")
+        place = list(map(_NAME, self._savepoints)).index(name)
         done, *inner = self._savepoints[place:]
         del self._savepoints[place:]
         if not self.leaving and any(each.did and each.owner is not None for each in inner):

@@ -23,9 +23,11 @@ from flask_idempotency.private import (
     connections,
     continue_nested,
     functions_after_request,
+    is_block,
     needed_request,
     present_context,
     present_request,
+    savepoint_of,
 )
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.stores.own_pool import apart
@@ -47,7 +49,7 @@ USED = {
         "testing/operations.py": {"_context_stack", "_new_contexts"},  # of its test client
     },
     "werkzeug": {"web/request.py": {"_cached_data"}},
-    "sqlalchemy": {"private.py": {"_connections"}},
+    "sqlalchemy": {"private.py": {"_connections", "_savepoint", "_trans_context_manager"}},
     "psycopg": {},
     "psycopg2": {},
     "flask_sqlalchemy": {},
@@ -185,6 +187,26 @@ def test_a_session_goes_on_in_a_savepoint_of_a_transaction_that_outlives_its_own
         assert outer.is_active
         assert connection.get_nested_transaction() is None
         outer.rollback()
+
+
+def test_a_nested_transaction_knows_the_name_of_its_savepoint(engine):
+    names = []
+    engine.dialect.do_savepoint = lambda _connection, name: names.append(name)
+    engine.dialect.do_rollback_to_savepoint = engine.dialect.do_release_savepoint = lambda *_: None
+    with engine.connect() as connection, connection.begin():
+        assert savepoint_of(connection.begin_nested()) == names[-1]
+        assert savepoint_of(connection.begin_nested()) == names[-1]
+        assert len(names) == 2
+
+
+def test_a_nested_transaction_knows_the_block_that_ends_it(engine):
+    with engine.connect() as connection, connection.begin():
+        assert not is_block(connection.begin_nested())
+        with connection.begin_nested() as nested:
+            assert is_block(nested)
+            with connection.begin_nested():
+                assert not is_block(nested)
+            assert is_block(nested)
 
 
 @pytest.mark.parametrize(("size", "overflow", "most"), [(3, 2, 3), (3, 0, 3), (3, -1, 3), (0, 2, None)])

@@ -1,5 +1,6 @@
 """Sessions and engines of the application's own: what is joined, left alone, given back, or refused."""
 
+import contextlib
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import sqlalchemy as sa
 from flask import current_app
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.session import Session
+from sqlalchemy import orm
 from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, NotAtomic, RequestInProgress
@@ -167,6 +169,34 @@ for what, audit in {
     "the session's connection by the engine": by_the_engine,
 }.items():
     family.add(f"{what} given as a bind", then(audit, rolls_back, audit, pays))
+
+
+def on_the_sessions_connection(world):
+    """A session that nobody ends, as SQLAlchemy-Continuum makes one for each transaction."""
+    world.here["beside"] = beside = orm.Session(world.session.connection())
+    beside.add(world.Audit(text="beside"))
+    beside.flush()
+
+
+for what, ends in ("is committed", pays), ("is rolled back", rolls_back):
+    family.add(
+        f"a session on the session's connection that nobody ends, which {what}",
+        then(writes, on_the_sessions_connection, ends, on_the_sessions_connection, pays, pays),
+    )
+
+
+def caught_in_a_savepoint(world):
+    """The savepoint of the connection has failed with what is in it, and SQLAlchemy forgets it."""
+    connection = world.session.connection()
+    failed = contextlib.suppress(sa.exc.DBAPIError)
+    with failed, connection.begin_nested(), failed:
+        world.sql("select 1/0")
+    world.session.rollback()
+
+
+family.add(
+    "an error caught in a savepoint of the connection", then(writes, caught_in_a_savepoint, pays)
+)
 
 
 def another_session_begins(world):
