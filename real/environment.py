@@ -16,8 +16,19 @@ FOLDER = ROOT / "build" / "real"
 SHARED = ("flask-sqlalchemy>=3.1", "psycopg2-binary", "pytest", "pytest-timeout", "redis")
 """What the extension and its plugin need beside any package."""
 
-SHOWN = ("Flask", "Flask-SQLAlchemy", "SQLAlchemy", "Werkzeug", "psycopg2-binary")
-"""Whose versions stand beside the figures."""
+SHOWN = ("Flask", "Flask-SQLAlchemy", "SQLAlchemy", "Werkzeug", "psycopg2-binary", "psycopg")
+"""Whose versions stand beside the figures, if they are there."""
+
+VERSIONS = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+for name in sys.argv[1:]:
+    try:
+        print(name, version(name))
+    except PackageNotFoundError:
+        pass
+"""
 
 
 class NotInstalled(Exception):
@@ -33,10 +44,9 @@ class Environment:
 
     def versions(self) -> str:
         """Of what the package and the extension share."""
-        code = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
-        command = [str(self.python), "-c", code, *SHOWN]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        return ", ".join(f"{name} {number}" for name, number in zip(SHOWN, found, strict=True))
+        command = [str(self.python), "-c", VERSIONS, *SHOWN]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return ", ".join(found.splitlines())
 
 
 def environment(package: Package) -> Environment:
@@ -49,6 +59,19 @@ def environment(package: Package) -> Environment:
         return found
     _run(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
     pip = (str(found.python), "-m", "pip", "--disable-pip-version-check", "-q")
+    sources = _cloned(package) if package.repository else _unpacked(package, pip)
+    found.sources.unlink(missing_ok=True)
+    found.sources.symlink_to(sources.name)
+    (
+        found.sources / "pytest.ini"
+    ).touch()  # pytest would look further up, and find this project's options
+    _run(*pip, "install", f"{sources}{package.extras}", *SHARED, *package.needs)
+    done.write_text(wanted, encoding="utf-8")
+    return found
+
+
+def _unpacked(package: Package, pip: tuple[str, ...]) -> Path:
+    folder = FOLDER / package.name
     pinned = f"{package.name}=={package.version}"
     _run(*pip, "download", "--no-deps", "--no-binary", package.name, "-d", str(folder), pinned)
     archive = next(folder.glob(f"*-{package.version}.tar.gz"))
@@ -56,14 +79,15 @@ def environment(package: Package) -> Environment:
         # Python 3.10.12 and 3.11.4 brought the filter (PEP 706); Debian 12 has 3.11.2.
         packed.extraction_filter = getattr(tarfile, "data_filter", None)
         packed.extractall(folder)  # noqa: S202
-    found.sources.unlink(missing_ok=True)
-    found.sources.symlink_to(archive.name.removesuffix(".tar.gz"))
-    (
-        found.sources / "pytest.ini"
-    ).touch()  # pytest would look further up, and find this project's options
-    _run(*pip, "install", f"{archive}{package.extras}", *SHARED, *package.needs)
-    done.write_text(wanted, encoding="utf-8")
-    return found
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+def _cloned(package: Package) -> Path:
+    sources = FOLDER / package.name / f"{package.name}-{package.version}"
+    if not sources.exists():
+        tag = ("--depth", "1", "--branch", f"v{package.version}")
+        _run("git", "clone", "-q", *tag, package.repository, str(sources))
+    return sources
 
 
 def _run(*command: str) -> None:

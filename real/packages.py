@@ -9,10 +9,14 @@ from dataclasses import dataclass
 class Package:
     """A source distribution that contains its tests, and how they run on PostgreSQL.
 
+    ``repository`` is where it comes from if the one on the package index has no tests: its tag, ``v``
+    and the version, is cloned.
+
     ``needs`` is what its tests import. Of ``arguments`` and ``environment``, ``{database}`` becomes the
-    URL of an empty database, and ``{server}`` the same without the database's name. ``tests`` are
-    files that write much, and ``only`` a choice from them (pytest's ``-k``): a mode is to take
-    minutes, and there are five.
+    URL of an empty database, ``{server}`` the same without the database's name, ``{url.host}`` and the
+    like its parts, and ``{redis.port}`` and the like those of a Redis. ``tests`` are files that write
+    much, and ``only`` a choice from them (pytest's ``-k``): a mode is to take minutes, and there are
+    five.
     """
 
     name: str
@@ -23,6 +27,7 @@ class Package:
     extras: str = ""
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    repository: str = ""
 
 
 PACKAGES = (
@@ -60,5 +65,40 @@ PACKAGES = (
         # Its other data stores do without Flask-SQLAlchemy.
         only="not mongo and not peewee and not lite and not session",
         arguments=("--realdburl", "{server}/"),
+    ),
+    # An application: budgets that people share, with forms and an API. SQLAlchemy-Continuum keeps each
+    # row's versions, and pytest-flask holds a request's context open around each test.
+    Package(
+        "ihatemoney",
+        "7.2.1",
+        tests=tuple(
+            f"ihatemoney/tests/{name}_test.py"
+            for name in ("api", "budget", "history", "import", "main")
+        ),
+        needs=("pytest-flask",),
+        # The others ask the DNS about addresses.
+        only="not test_notifications and not test_invite and not invitation_email",
+        environment=(("TESTING_SQLALCHEMY_DATABASE_URI", "{database}"),),
+    ),
+    # An application: what an animation studio makes, on psycopg 3. Its tests put a session of their
+    # own, on a connection whose transaction they roll back, in the place of db.session: that wants
+    # app.testing.
+    Package(
+        "zou",
+        "1.0.67",
+        tests=tuple(
+            f"tests/blueprints/{name}"
+            for name in ("auth", "comments", "playlists", "projects", "tasks")
+        ),
+        extras="[test]",
+        needs=(),
+        # The others ask the DNS about addresses, or for a large file.
+        only="not test_admin_can_create_person and not preview_processing",
+        environment=(
+            *(("DB_HOST", "{url.host}"), ("DB_PORT", "{url.port}"), ("DB_DATABASE", "{url.database}")),
+            *(("DB_USERNAME", "{url.username}"), ("DB_PASSWORD", "{url.password}")),
+            *(("KV_HOST", "{redis.host}"), ("KV_PORT", "{redis.port}"), ("REAL_TESTING", "1")),
+        ),
+        repository="https://github.com/cgwire/zou",
     ),
 )

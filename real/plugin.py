@@ -27,8 +27,8 @@ from flask_sqlalchemy import SQLAlchemy
 
 MODE = os.environ["REAL_MODE"]
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
-GRAVE = {"error": 3, "failed": 2, "passed": 1, "skipped": 0}
-"""A test has up to three reports; the gravest is its result."""
+GRAVE = {"error": 3, "failed": 2, "skipped": 1, "passed": 0}
+"""A test has up to three reports; the gravest is its result. Its call may skip it, too."""
 
 tests: dict[str, str] = {}
 counts = {"writes": 0, "replays": 0, "equal": 0}
@@ -49,6 +49,8 @@ def init_app(self: SQLAlchemy, app: Flask) -> None:
 
     app.config["IDEMPOTENCY_REDIS_URL"] = os.environ["REAL_REDIS"]
     app.config["IDEMPOTENCY_ENFORCE"] = MODE != "observed"
+    if "REAL_TESTING" in os.environ:  # whose errors stay responses, as in the plain mode
+        app.config.update(TESTING=True, PROPAGATE_EXCEPTIONS=False)
     idempotency = Idempotency(app, self, scope=None)
     if MODE != "unused":
         idempotency.protect(app, methods=WRITES)
@@ -103,8 +105,9 @@ def _create_tables(app: Any) -> None:
     _with_tables.add(app)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
-    """Before the suite imports anything of its own."""
+    """Before the suite imports anything of its own: a conftest.py may make its application here."""
     werkzeug.test.Client.run_wsgi_app = run_wsgi_app  # type: ignore[method-assign]
     if MODE != "plain":
         SQLAlchemy.init_app = init_app  # type: ignore[method-assign]
@@ -119,7 +122,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note a test's gravest report."""
     result = "error" if report.failed and report.when != "call" else report.outcome
-    tests[report.nodeid] = max(result, tests.get(report.nodeid, "skipped"), key=GRAVE.__getitem__)
+    tests[report.nodeid] = max(result, tests.get(report.nodeid, "passed"), key=GRAVE.__getitem__)
 
 
 def pytest_sessionfinish() -> None:

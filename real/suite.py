@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 
+from sqlalchemy import make_url
+
 from real.comparison import Result
 from real.environment import ROOT, Environment
 from real.packages import Package
@@ -22,7 +24,12 @@ def run(package: Package, place: Environment, mode: str, database: str, redis_ur
     output = place.sources.parent / f"{mode}.txt"
     written = output.with_suffix(".json")
     written.unlink(missing_ok=True)
-    urls = {"database": database, "server": database.rsplit("/", 1)[0]}
+    urls = {
+        "database": database,
+        "server": database.rsplit("/", 1)[0],
+        "url": make_url(database),
+        "redis": make_url(redis_url),
+    }
     own = {name: value.format(**urls) for name, value in package.environment}
     ours = {"REAL_MODE": mode, "REAL_RESULT": str(written), "REAL_REDIS": redis_url}
     arguments = [each.format(**urls) for each in package.arguments]
