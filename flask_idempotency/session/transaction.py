@@ -167,7 +167,10 @@ class OperationTransaction:
     _last: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._options = self.connection.engine.get_execution_options()
+        engine = self.connection.engine
+        self._options = engine.get_execution_options()
+        # The session's get_bind() returns the connection, and Flask-AppBuilder asks it for its name.
+        vars(self.connection).update(name=engine.name, driver=engine.driver, url=engine.url)
         key = id(self.connection)
         # An exit may strike before it has begun: then it ends nothing, and only goes. Another one that
         # has begun on its connection meanwhile stays.

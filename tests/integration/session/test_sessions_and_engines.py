@@ -210,6 +210,14 @@ def a_transaction_of_what_get_bind_returns(world):
         connection.execute(insert(world))
 
 
+def asks_the_bind(world):
+    bind = world.session.get_bind()
+    world.note(f"{bind.name} {bind.driver} {bind.dialect.name} {bind.url.drivername}")
+
+
+family.add("a bind that is asked what it is", then(asks_the_bind, pays, asks_the_bind))
+
+
 def in_two_phases(world):
     present_session(world.db).twophase = True
 
