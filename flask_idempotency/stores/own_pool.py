@@ -11,7 +11,7 @@ BRIEF_SECONDS = 0.1
 """How long a connection and a statement may take that a request could do without: a hundred times as
 long as they usually do, and no delay that a client would take for an outage."""
 
-_all: WeakSet[Engine] = WeakSet()
+engines: WeakSet[Engine] = WeakSet()
 
 
 def apart(engine: Engine) -> Engine:
@@ -22,7 +22,7 @@ def apart(engine: Engine) -> Engine:
     ``engine`` is disposed: whoever does that may want to drop the database.
     """
     own = Engine(engine.pool.recreate(), engine.dialect, engine.url)
-    _all.add(own)
+    engines.add(own)
     _dispose_with(ref(engine), ref(own))
     return own
 
@@ -41,7 +41,7 @@ def _dispose_with(engine: ref[Engine], own: ref[Engine]) -> None:
 
 def let_go() -> None:
     """In a forked child, leave the connections of all of them to the parent."""
-    for own in list(_all):
+    for own in list(engines):
         own.dispose(close=False)
 
 

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency import current_operation, idempotent
+from flask_idempotency.stores import own_pool
 from tests.drivers import on
 from tests.stores import BOTH
 
@@ -22,6 +23,14 @@ def world(make_world: Callable[..., Any]) -> Any:
     world = make_world(PROPAGATE_EXCEPTIONS=False, SQLALCHEMY_ENGINE_OPTIONS=options)
     yield world
     world.assert_clean()
+
+
+@pytest.fixture(autouse=True)
+def nothing_idle(make_world):
+    """Ours is closed when the engine's pool goes, which an error may keep, and pg8000 tells of it."""
+    yield
+    for own in list(own_pool.engines):
+        own.dispose()
 
 
 def write(world, amount):
