@@ -56,11 +56,13 @@ def test_a_commit_that_waits_for_a_missing_standby_holds_its_key(
             cursor.execute("select pg_reload_conf()")
 
     wait_for("gone")
-    first = background(world.post)
-    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
-    wait_until(lambda: world.sql(waiting) == [(1,)], "COMMIT waits")
-    assert_problem(world.post(), 409, "request-in-progress", retry=True)
-    wait_for("")
+    try:
+        first = background(world.post)
+        waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+        wait_until(lambda: world.sql(waiting) == [(1,)], "COMMIT waits")
+        assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    finally:
+        wait_for("")
     assert first.result().status_code == 201
     assert_replayed(first.result(), world.post())
     assert runs == [1, 1]
