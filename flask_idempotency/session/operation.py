@@ -219,7 +219,8 @@ class OpenTransaction(Running):
         engine, found = bind.engine, connections(session)  # an engine is its own
         if bind is not engine and given.get("bind") is not None:  # bind_arguments={"bind": connection}
             return bind
-        if engine.pool is not pool:
+        # Another request's dispose() may have changed the pool of one engine between two looks at it.
+        if engine is not connection.engine and engine.pool is not pool:
             if self._context is present_context() and engine not in self.other_binds:
                 transaction.refuse(
                     f"a session of the view of {self.operation.name} uses another bind, the database"
