@@ -7,7 +7,7 @@ from typing import NoReturn
 from weakref import WeakSet
 
 from sqlalchemy import Connection, inspect
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.session import SessionTransactionOrigin
@@ -113,7 +113,10 @@ def undo(session: Session | None) -> None:
         return
     end_transactions(session)
     for instance in list(session.deleted):
-        session.add(instance)
+        try:
+            session.add(instance)
+        except InvalidRequestError:  # until the end of a ``with session.begin():`` nothing may be added
+            session.expunge(instance)
     for instance in list(session.new):
         if instance in session:  # not gone with another one, by the cascade of a relationship
             session.expunge(instance)

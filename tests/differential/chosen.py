@@ -291,6 +291,8 @@ for what in ("row", "advisory"):
     either(f"a lock that a second session must not get, {what}", do("lock", what), second)
 either("a local setting beside a second session", do(SECOND, SET[0]), READ, do(SECOND, LATER, READ))
 either("a second session commits", do("update by ORM", "old"), do(SECOND, LATER, COMMIT), COMMIT)
+ENDED = do("delete", "old"), do("by a connection", "commit")
+refused("a deletion inside with session.begin()", *ENDED, after=(COMMIT,), begins_above=True)
 refused("a rollback around what a second session has written", READ, do(SECOND, LATER, FLUSH), ROLLBACK)
 POINT, TO_POINT = texts("savepoint", "to savepoint")
 either("a savepoint by text, and another session", POINT, do(SECOND, READ), TO_POINT)
