@@ -116,7 +116,8 @@ def undo(session: Session | None) -> None:
         try:
             session.add(instance)
         except InvalidRequestError:  # until the end of a ``with session.begin():`` nothing may be added
-            session.expunge(instance)
+            if instance in session:  # not gone with another one, as below
+                session.expunge(instance)
     for instance in list(session.new):
         if instance in session:  # not gone with another one, by the cascade of a relationship
             session.expunge(instance)

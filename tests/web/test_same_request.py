@@ -103,7 +103,8 @@ FORM_CHANGES = [
 def test_a_form_whose_class_keeps_one_value_of_each_name(app, compare):
     app.request_class = type("Request", (Request,), {"parameter_storage_class": ImmutableDict})
     same = compare(lambda: request.form.get("a"))
-    assert [same(CODED, each) for each in (CODED, sent("a=x+z&b=1&b=2", FORM))] == [True, False]
+    assert same(CODED, CODED)
+    assert not same(CODED, sent("a=x+z&b=1&b=2", FORM))
 
 
 @pytest.mark.parametrize("is_read_before", [False, True])

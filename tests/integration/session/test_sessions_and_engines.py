@@ -12,6 +12,7 @@ from sqlalchemy import orm
 from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, NotAtomic, RequestInProgress
+from flask_idempotency.session.leftovers import undo
 from tests import sessions
 from tests.differential.harness import EQUAL, Either, Family, NothingKept, Refused
 from tests.differential.schemas import TENANT, role_per_tenant, schema_per_tenant
@@ -310,3 +311,22 @@ def test_a_lock_is_not_taken_for_another_ones(world):
     assert world.client.post("/jobs").json == ["done", "busy", "done"]
     assert runs == ["done", "busy", "busy"]
     world.assert_clean()
+
+
+def test_a_deletion_is_undone_with_its_children_where_nothing_may_be_added(world):
+    db = world.db
+
+    class Part(db.Model):
+        id = sa.Column(sa.Integer, primary_key=True)
+        of = sa.Column(sa.ForeignKey(world.Payment.id))
+
+    world.Payment.parts = orm.relationship(Part, cascade="all, delete-orphan")
+    with world.app.app_context():
+        db.create_all()
+        db.session.add(world.Payment(id=1, amount=1, parts=[Part(), Part()]))
+        db.session.commit()
+        with db.session.begin():
+            db.session.delete(db.session.get(world.Payment, 1))
+            undo(db.session())
+        db.session.commit()
+    assert (world.count(), world.count("part")) == (1, 2)
