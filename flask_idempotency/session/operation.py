@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Select
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
@@ -239,6 +239,7 @@ class OpenTransaction(Running):
             )
         if session not in self._modes:
             self._note(session)
+        transaction.queries = "clause" in given and given["clause"].__class__ is Select
         if has_begun:
             transaction.turn(session)
         else:

@@ -5,8 +5,9 @@ savepoint here, a *unit*. What SQLAlchemy asks of its dialect, to set, release o
 savepoint, to commit and to roll back, comes here first, and so does each statement, by the dialect's
 events.
 
-A savepoint is set, and rolled back to, at once. Only a RELEASE waits, as it changes nothing that
-anybody could see: it is sent with the next savepoint, or in front of what comes next.
+A savepoint is rolled back to at once, as that frees locks. What changes nothing that anybody could
+see waits for the next statement that may do more than read: a RELEASE, and the savepoint of a unit
+behind it. So what is only read after a commit costs no message more.
 
 The operation is found by SQLAlchemy's connection, and where only the driver's is known, by that.
 """
@@ -77,6 +78,11 @@ FAILED = (
     "a statement failed and its error was caught without db.session.rollback(), in the view or before"
     " it, so its transaction cannot commit: call that where the error is caught"
 )
+QUERY_FAILED = (
+    "a query failed, and nothing had been written since the view's last commit or rollback, so no"
+    " savepoint was set that one could roll back to: send a query that may fail within"
+    " db.session.begin_nested()"
+)
 LATE = (
     "the view's session or connection is used where the operation is not: after its end, outside of"
     " its context, or in a child process that was forked in the view. Use a session or connection of"
@@ -109,13 +115,14 @@ class _Savepoint:
     """One of the savepoints that are open, from outermost to innermost.
 
     ``sql`` is its name on the server, and ``owner`` the session whose unit it is, if it is one.
-    ``did`` says that a statement in it may have done more than read.
+    ``did`` says that a statement in it may have done more than read, ``is_set`` that it is there.
     """
 
     name: str
     sql: str
     owner: Any
     did: bool
+    is_set: bool
 
 
 _NAME = attrgetter("name")
@@ -129,9 +136,10 @@ class OperationTransaction:
     database has constraints that are deferred by definition, and ``reads_may_write`` that no text tells
     what a SELECT does. ``again`` begins the transaction once more, and locks the row:
     after a rollback of all of it, for a session that was in it before the view, and ``had_written`` or
-    not. ``wrote`` says that a committed unit did more than read, and ``has_lost`` that one failed and
-    its commit kept nothing. ``broken`` is why the operation can no longer commit, even if the view
-    catches the error; ``is_over`` says that nothing more is to be sent.
+    not. ``queries`` says that the session asks for it to send a query, ``wrote`` that a committed unit
+    did more than read, and ``has_lost`` that one failed and its commit kept nothing. ``broken`` is why
+    the operation can no longer commit, even if the view catches the error; ``is_over`` says that
+    nothing more is to be sent.
 
     ==============  ========================  ===================================================
     It is           as is told by             What may come next
@@ -160,7 +168,7 @@ class OperationTransaction:
     broken: IdempotencyError | None = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
     is_over = True  # until it has begun
-    wrote = leaving = has_lost = _hurries = False
+    wrote = leaving = has_lost = queries = _hurries = False
     _savepoints: list[_Savepoint] = field(default_factory=list, init=False)
     _waiting: list[str] = field(default_factory=list, init=False)
     _beginner: Any = field(default=None, init=False)  # the session whose unit the next savepoint is
@@ -200,6 +208,8 @@ class OperationTransaction:
         """A statement of this session comes next: it would be part of the innermost unit."""
         for each in reversed(self._savepoints):
             if each.owner is session:
+                if self._waiting and not self.queries and not self.is_failed():
+                    self.flush()
                 return
             if each.owner is not None:
                 self.refuse(OVERLAP)
@@ -216,8 +226,11 @@ class OperationTransaction:
         sql, self.first = self.first or name, None
         if sql is name:
             self._waiting.append(f"SAVEPOINT {name}")
-            self.flush()
-        self._savepoints.append(_Savepoint(name, sql, owner, self.had_written))
+            # Whoever gets the connection from SQLAlchemy may write by the driver's.
+            waits = owner is not None and self.queries and not owner.dispatch.after_begin
+            if not waits or self._savepoints or self._hurries:
+                self.flush()
+        self._savepoints.append(_Savepoint(name, sql, owner, self.had_written, not self._waiting))
         self.had_written = False
 
     def release(self, name: str) -> None:
@@ -269,7 +282,8 @@ class OperationTransaction:
                 raise
         outer = self._savepoints
         outer.pop()
-        self._waiting.append(f"RELEASE {unit.sql}")
+        if not self._drop(unit):
+            self._waiting.append(f"RELEASE {unit.sql}")
         self.wrote = self.wrote or unit.did
         self.again = None  # what was done before the view is committed, too
         if outer:  # they have only read: see begins
@@ -287,7 +301,12 @@ class OperationTransaction:
         del self._savepoints[place:]
         if not self.leaving and any(each.did and each.owner is not None for each in inner):
             self.refuse(OVERLAP)
-        if done.sql == FIRST and self.again is not None:
+        if self._drop(done):
+            if self.is_failed():
+                self.broken = NotAtomic(QUERY_FAILED)
+                if not self.leaving:
+                    raise self.broken
+        elif done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
             self._exchange(again)
             self.first = FIRST
@@ -295,6 +314,12 @@ class OperationTransaction:
             self._waiting = [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
             if not self.leaving:
                 self.flush()
+
+    def _drop(self, savepoint: _Savepoint) -> bool:
+        """Forget a savepoint that the server has not set; return False if it has."""
+        if not savepoint.is_set and self._waiting:
+            self._waiting.pop()  # it is the last that waits
+        return not savepoint.is_set
 
     def before(self, cursor: Any, text: object) -> None:
         """A statement is about to be sent: refuse it, or send first what belongs in front of it."""
@@ -306,11 +331,12 @@ class OperationTransaction:
             self.refuse(NOT_OURS)  # outside a transaction, what comes next would commit by itself
         self.raw.is_unsure |= traits.unprepares
         self._hurries |= traits.ends
+        writes = traits.writes or self.reads_may_write
         if self._savepoints:
-            self._savepoints[-1].did |= traits.writes or self.reads_may_write
+            self._savepoints[-1].did |= writes
         else:
             self.wrote |= traits.writes
-        if self._waiting or self.first is not None:
+        if self.first is not None or (self._waiting and writes):
             self.flush()
         if getattr(cursor, "name", None):  # a cursor on the server
             self.show()
@@ -323,6 +349,8 @@ class OperationTransaction:
         if self._waiting:  # once: what has failed is not sent again
             waiting, self._waiting = self._waiting, []
             self._exchange(partial(self.raw.send, "", None, waiting))
+            for each in self._savepoints:
+                each.is_set = True
 
     def _exchange(self, send: Callable[[], Any]) -> Any:
         """Send something of ours. After an error, all waits for a rollback, as after the view's own."""

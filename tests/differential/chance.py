@@ -82,7 +82,11 @@ def programs(draw: Any, rows: list[Row]) -> Program:
         families.setdefault(row.family, []).append([(do(row.kind, *word),) for word in words])
     blocks = {name: [kind[0][0].kind for kind in families.pop(name)] for name in ("blocks", "helpers")}
     del families[""]
-    always = [*families.pop("always"), *[[(COMMIT,)]] * 2, *([(do("add", label),)] for label in "abc")]
+    always = [
+        *families.pop("always"),
+        *[[(COMMIT,), (COMMIT, READ)]] * 2,
+        *([(do("add", label),)] for label in "abc"),
+    ]
     few = st.lists(st.sampled_from(sorted(families)), max_size=4, unique=True)
     pools = [
         always,

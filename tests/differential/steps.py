@@ -307,6 +307,11 @@ def read(hand: Hand) -> Any:
     return rows_of(hand.session.execute(asked))
 
 
+def read_the_view(hand: Hand) -> Any:
+    """As a query that SQLAlchemy compiles."""
+    return rows_of(hand.session.execute(sa.select(sa.table("busy", sa.column("number")))))
+
+
 def read_tally(hand: Hand) -> Any:
     """Not after another connection has counted, where the snapshot decides what is seen."""
     if hand.run.program.isolation and hand.run.counted:
@@ -392,6 +397,7 @@ FAILURES: dict[str, Callable[[Hand], Any]] = {
     "unique in a flush": flush_of(label="old", amount=1),
     "check in a flush": flush_of(label="d", amount=-1),
     "division": statements_of("select 1/0"),
+    "a query": lambda hand: hand.session.execute(sa.select(sa.literal_column("1/0"))),
     "NUL": insert_of(label="d\0", amount=1),
     "NUL in a flush": flush_of(label="d\0", amount=1),
     "surrogate": insert_of(label="d\ud800", amount=1),
@@ -613,6 +619,7 @@ TABLE = [
     Row("engine", "count up by engine", (), count_up_by_engine),
     Row("", "raise", (), fail_by_itself),
     Row("", "ask", (), lambda h, sql: h.ask(sql)),
+    Row("", "read the view", (), read_the_view),
     Row("blocks", "unit of work", (), unit_of_work),
     Row("blocks", "nested, kept", (), nested),
     Row("blocks", "nested, undone", (), partial(nested, end="undone")),

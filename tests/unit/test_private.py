@@ -29,7 +29,6 @@ from flask_idempotency.private import (
     present_request,
     savepoint_of,
 )
-from flask_idempotency.session.databases import most_connections
 from flask_idempotency.stores.own_pool import apart
 
 ROOT = Path(flask_idempotency.__file__).parent
@@ -207,12 +206,6 @@ def test_a_nested_transaction_knows_the_block_that_ends_it(engine):
             with connection.begin_nested():
                 assert not is_block(nested)
             assert is_block(nested)
-
-
-@pytest.mark.parametrize(("size", "overflow", "most"), [(3, 2, 3), (3, 0, 3), (3, -1, 3), (0, 2, None)])
-def test_a_pool_knows_how_many_connections_it_keeps(size, overflow, most):
-    options = {"poolclass": sa.QueuePool, "pool_size": size, "max_overflow": overflow}
-    assert most_connections(sa.create_engine("sqlite://", **options)) == most
 
 
 def test_an_engine_beside_another_opens_connections_as_that_does_and_ends_with_it():

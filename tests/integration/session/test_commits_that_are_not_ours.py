@@ -15,6 +15,7 @@ from tests.drivers import PSYCOPG
 from tests.integration.session.cases import (
     SOUND_OR_FAILED,
     SOUND_OR_REFUSED,
+    commits,
     fails,
     pays,
     reads,
@@ -155,9 +156,10 @@ def a_connection_kept_over_the_commit(world):
 # Something else than the session writes, in a unit in which nothing was sent yet.
 
 
-def raw(connection):
+def raw(connection, cursor=None):
     """By a cursor of the driver, which the session knows nothing of."""
-    connection.connection.cursor().execute("insert into audit (text) values ('undone')")
+    cursor = cursor or connection.connection.cursor()
+    cursor.execute("insert into audit (text) values ('undone')")
 
 
 def elsewhere(connection):
@@ -190,6 +192,59 @@ def kept_after_a_rollback(world, write):
 for what, write, expect in (("a raw cursor", raw, EQUAL), ("a thread", elsewhere, SOUND_OR_REFUSED)):
     for way in (undone_by_begin_nested, undone_by_a_rollback, kept_after_a_rollback):
         family.add(f"{what}, {way.__name__}", partial(way, write=write), expect=expect)
+
+
+def queries(world):
+    world.session.scalars(sa.select(world.Account)).all()
+
+
+def in_a_listener(world, name, write):
+    """It gets the connection behind a commit, before anything but a query was sent."""
+    target = world.session() if name == "after_begin" else world.Payment
+    pays(world)
+    sa.event.listen(target, name, write)
+    then(queries, writes, rolls_back)(world)
+    sa.event.remove(target, name, write)
+
+
+in_after_begin = partial(in_a_listener, name="after_begin", write=lambda *found: raw(found[2]))
+in_before_insert = partial(in_a_listener, name="before_insert", write=lambda *found: raw(found[1]))
+family.add("a raw cursor in after_begin, behind a commit", in_after_begin, expect=EQUAL)
+family.add("a raw cursor in before_insert, behind a commit", in_before_insert, expect=EQUAL)
+
+
+@family()
+def a_raw_cursor_kept_over_a_commit(world):
+    cursor = handed_out(world).cursor()
+    then(pays, queries)(world)
+    raw(None, cursor)
+    rolls_back(world)
+
+
+# A query is sent before the savepoint of its transaction.
+
+
+def in_vain(world):
+    with contextlib.suppress(sa.exc.DBAPIError):
+        world.session.execute(sa.select(sa.literal_column("1 / 0")))
+
+
+def in_vain_nested(world):
+    with contextlib.suppress(sa.exc.DBAPIError), world.session.begin_nested():
+        world.session.execute(sa.select(sa.literal_column("1 / 0")))
+
+
+by_name = Refused("send a query that may fail within")
+for what, view, expect in (
+    ("behind a commit, and a rollback", then(pays, in_vain, rolls_back, pays), by_name),
+    ("behind a commit, and another", then(pays, in_vain, commits, pays), by_name),
+    ("behind a commit, at the end", then(pays, in_vain), by_name),
+    ("behind a commit, and a flush", then(pays, in_vain, writes), SOUND_OR_FAILED),
+    ("behind a write", then(pays, writes, in_vain, rolls_back, pays), EQUAL),
+    ("in begin_nested", then(pays, in_vain_nested, pays), EQUAL),
+    ("before any write", then(in_vain, rolls_back, pays), EQUAL),
+):
+    family.add(f"a failed query {what}", view, expect=expect)
 
 
 @family.each()
