@@ -31,7 +31,6 @@ from flask_idempotency.stores.postgres import statements
 from flask_idempotency.web import purging, signals
 from tests.databases import Databases
 from tests.drivers import with_driver
-from tests.flask_releases import is_left_out
 from tests.sessions import make_db, protect
 from tests.stores import prefix_of
 from tests.waiting import wait_until
@@ -55,12 +54,6 @@ for _name in tuple(os.environ):
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--driver", default="psycopg2", help="for tests that name none: psycopg")
     parser.addoption("--sessions", default=tests.sessions.usual, choices=tests.sessions.KINDS)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    out = [item for item in items if is_left_out(item.name)]
-    items[:] = [item for item in items if item not in out]
-    config.hook.pytest_deselected(items=out)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -141,11 +141,8 @@ class RawConnection:
     @property
     def level(self) -> str:
         """The words behind BEGIN that isolate a transaction as the engine's connections are."""
-        if not self.levels:
-            return ""
-        level = self.levels.get(self.driver.isolation_level, "")
-        words = f"ISOLATION LEVEL {level}" if level else ""
-        return f"{words} DEFERRABLE".strip() if self.driver.deferrable is True else words
+        level = self.levels.get(self.driver.isolation_level) if self.levels else None
+        return f"ISOLATION LEVEL {level}" if level else ""
 
     def status(self) -> int:
         """Return the state the connection is in on the server, as far as the driver knows."""

@@ -17,14 +17,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.drivers.raw_connection import raw_of
 from flask_idempotency.private import begun_by, connections
 
-from .transaction import transaction_of
-
-HAS_WRITTEN = """SELECT txid_current_if_assigned() IS NOT NULL AND EXISTS (
-  SELECT FROM pg_locks LEFT JOIN pg_class ON pg_class.oid = relation
-   WHERE pid = pg_backend_pid() AND granted AND (locktype = 'advisory'
-      OR locktype = 'relation' AND mode <> 'AccessShareLock' AND relkind IS DISTINCT FROM 'S'))"""
-"""Whether a transaction has changed or locked a row. It keeps the number that it was given for what was
-rolled back to a savepoint, and what it drew from sequences, but not the locks of that."""
+from .transaction import HAS_WRITTEN, transaction_of
 
 of_tests: WeakSet[Connection] = WeakSet()
 """Connections to which a test has bound the sessions. What is written in its transaction is the test's,
@@ -76,7 +69,8 @@ def has_written(connection: Connection) -> bool:
     with suppress(SQLAlchemyError, connection.dialect.loaded_dbapi.Error):
         raw = raw_of(connection.connection, connection.dialect)
         raw.continues = raw.is_unsure = True
-        return bool(raw.send(HAS_WRITTEN)[0][0][0])
+        numbers, _, has_locked = raw.send(HAS_WRITTEN)[0][0]
+        return bool(numbers and has_locked)
     return False
 
 

@@ -53,15 +53,18 @@ CHECK = [
 ]
 """Every deferred check now, as in a COMMIT; what is deferred stays so."""
 
-HAS_WRITTEN = """SELECT count(*) FILTER (
-         WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock') > 1,
+HAS_WRITTEN = """SELECT count(*) FILTER (WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'),
        coalesce(bool_or(locktype = 'relation' AND mode NOT IN ('AccessShareLock', 'RowShareLock')
+                        AND relkind IS DISTINCT FROM 'S'), false),
+       coalesce(bool_or(locktype = 'advisory' OR locktype = 'relation' AND mode <> 'AccessShareLock'
                         AND relkind IS DISTINCT FROM 'S'), false)
   FROM pg_locks LEFT JOIN pg_class ON pg_class.oid = relation WHERE pid = pg_backend_pid()"""
-"""What texts do not tell: whether anything was changed, or a row locked, in an open savepoint; and
-whether anything was changed at all. A subtransaction that did either has a number of its own, as have
-all above it, and holds the lock on it until it ends (Postgres manual, "Subtransactions"). Whoever
-changes a table locks that, too, until the end of the whole transaction."""
+"""What texts do not tell: in how many of the open transaction and savepoints anything was changed, or a
+row locked; whether anything was changed at all; and whether it was, or locked. A subtransaction that
+did either has a number of its own, as have all above it, and holds the lock on it until it ends
+(Postgres manual, "Subtransactions"), whether or not that was drawn from a sequence or rolled back to a
+savepoint. Whoever changes a table or locks a row in it locks that, too, until the end of the whole
+transaction, or that rollback."""
 
 LASTING = {"isolation_level", "postgresql_readonly", "postgresql_deferrable"}
 """Options of a connection that no transaction of it ends."""
@@ -399,8 +402,8 @@ class OperationTransaction:
             return True
         try:
             self.flush()
-            has_number, has_changed = self._exchange(partial(self.raw.send, HAS_WRITTEN))[0][0]
-            return bool(has_number and (has_changed or or_locked))
+            numbers, has_changed, _ = self._exchange(partial(self.raw.send, HAS_WRITTEN))[0][0]
+            return bool(numbers > 1 and (has_changed or or_locked))
         except exc.DBAPIError as error:
             raise self.broken or NotAtomic(FAILED) from error
 

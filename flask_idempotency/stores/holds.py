@@ -58,12 +58,6 @@ class Hold:
         self.attempt, self._values = int(held["attempt"]), held
         self._began, self._open = time.monotonic(), True
 
-    @property
-    def connection(self) -> Connection:
-        """The connection whose transaction holds the row, for whatever is to be done on it."""
-        self.transaction.show()
-        return self.transaction.connection
-
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit, in one round trip."""
         late = time.monotonic() - self._began > LATE * self._claim.ttl_seconds

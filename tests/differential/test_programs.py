@@ -130,7 +130,11 @@ def test_a_difference_on_the_page_is_none(twins: Twins, program: Program) -> Non
 
 
 @pytest.mark.parametrize(
-    "sentence", [sentences.UNRELEASED, sentences.BY_CLASS, sentences.SECOND_COMMIT]
+    "sentence",
+    [
+        *(sentences.UNRELEASED, sentences.BY_CLASS, sentences.SECOND_COMMIT),
+        *(sentences.KEPT, sentences.ROLLED_BACK),
+    ],
 )
 def test_what_the_verdict_forgives_is_on_the_page(sentence: str) -> None:
     assert is_on_the_page(sentence)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from select import select
 
 import sqlalchemy as sa
-from flask import g
 from psycopg2 import extensions
 
 from flask_idempotency import current_operation
@@ -14,9 +13,7 @@ from tests.differential.sentences import (
     CLOCK,
     DEFERRED,
     HELD,
-    KEPT,
     NOTIFIED,
-    ROLLED_BACK,
     SNAPSHOT,
     UNSEEN,
 )
@@ -139,38 +136,6 @@ def a_constraint_that_only_the_view_defers(world):
     world.session.rollback()
     return {}, 409
 
-
-# What fails above the view
-
-
-def shows_the_row(world):
-    @world.app.errorhandler(500)
-    def answer(error):
-        return {"amount": g.payment.amount}, 500
-
-
-def raised(world):
-    g.payment = world.pay(5)
-    world.commit()
-    raise RuntimeError("no")
-
-
-def fail_after(world, _response):
-    if world.view_ran:
-        raise RuntimeError("no")
-
-
-def kept_all_the_same(outcome):
-    """One payment for each key: the first answer failed above the view, the retry gets the view's."""
-    steps = outcome.protected.steps
-    found = [(step.reply.status, len(step.rows["payment"])) for step in steps]
-    return [] if found == [(500, 1), (201, 1), (500, 2), (201, 2)] else [f"{found}"]
-
-
-GONE = ByDesign(ROLLED_BACK, NothingKept().problems)
-FAILED = Either((GONE, ByDesign(KEPT, kept_all_the_same)))
-family.add("an error whose handler reads", raised, setup=shows_the_row, status=500, expect=GONE)
-family.add("an error above a commit", pay, after_request=fail_after, status=500, expect=FAILED)
 
 # Connections and cursors of the application's own kinds
 

@@ -10,8 +10,7 @@ import pytest
 
 import servers
 from flask_idempotency import current_operation
-from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Record, StoredResponse
+from flask_idempotency.core.records import StoredResponse
 from servers import plain_dsn
 from tests.contract.claims import a_claim, again, stored_record
 
@@ -66,18 +65,6 @@ def test_a_hold_that_is_forgotten_frees_its_row_and_leaves_no_transaction_in_the
     hold = records.take_over(again(claim), stored_record(records, claim))
     assert hold.attempt == 2
     hold.abandon()
-
-
-def test_a_take_over_never_changes_the_fingerprint_of_a_live_record(records):
-    mine = a_claim(ttl=0.0)
-    other = replace(again(mine), fingerprint=Fingerprint(1, b"o" * 16), ttl_seconds=60.0)
-    records.claim(mine).abandon()
-    expired = stored_record(records, mine)
-    records.take_over(other, expired).abandon()
-    hold = records.take_over(again(mine), expired)
-    if not isinstance(hold, Record | None):
-        hold.abandon()
-    assert records.look(mine.key).fingerprint == other.fingerprint
 
 
 IMPATIENT = {"connect_args": {"options": "-c statement_timeout=3000"}}

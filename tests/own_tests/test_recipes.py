@@ -150,6 +150,14 @@ def test_a_duplicate_and_another_operation_meet_the_first(
     assert (shop.runs, amounts(connection)) == ([1], [5])
 
 
+@EACH
+def test_a_table_that_is_missing_is_named(shop, connection):
+    begin(connection)
+    connection.execute(sa.text("drop table idempotency_record"))
+    with pytest.raises(ConfigurationError, match="table idempotency_record"):
+        shop.post()
+
+
 @pytest.mark.parametrize("path", ["/payments", "/orders"])
 @EACH
 def test_outside_of_tests_it_is_refused_by_name(shop, recipe, path, caplog):

@@ -151,12 +151,16 @@ class Messages:
                 if code in none:
                     break
                 if not again or not (is_lost(error) or code == READ_ONLY):
-                    raise meaning(error, self.table, self.Error) from error
+                    raise self.error(error) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
                 # others are dead too. Those in use are not touched. One to a standby would never die by
                 # itself.
                 engine.dispose()
         return None
+
+    def error(self, error: Exception, *, of_view: bool = False) -> Exception:
+        """Return what an error of the database, or of its driver, means."""
+        return meaning(error, self.table, self.Error, of_view=of_view)
 
     def end_error(self, error: Exception, claim: Claim, lost: bool) -> Exception:
         """Return what failing to complete means; asks the record when the row was not ours."""
@@ -168,7 +172,7 @@ class Messages:
             )
         if sqlstate(driver_error) not in NOT_COMMITTABLE:
             self.forget_facts()  # it may be a deferred constraint that is new in the database
-            return meaning(driver_error, self.table, self.Error, of_view=True)
+            return self.error(driver_error, of_view=True)
         if not self.fetch(self.sql.attempt, claim.values()):
             return RequestInProgress(retry_after=1)
         return NotAtomic(
@@ -298,7 +302,7 @@ class PostgresRecords(SqlRecords):
                 raw.send(statements.LOCK_FAILED)
             if (code := sqlstate(error)) in _REFUSED:
                 raise NotAtomic(_REFUSED[code]) from error
-            raise meaning(error, self.messages.table, self.messages.Error) from error
+            raise self.messages.error(error) from error
         finally:
             if hold is None:
                 raw.leave()

@@ -160,7 +160,8 @@ class World:
             own_cursor(hold.transaction.raw.driver).execute(f"ROLLBACK; BEGIN; SAVEPOINT {FIRST}")
         if actor:
             actor.stop_before("write", Kind.UNNOTICED)
-        hold.connection.exec_driver_sql(_INSERT, (self.key, int(plan.other), name))
+        hold.transaction.show()
+        hold.transaction.connection.exec_driver_sql(_INSERT, (self.key, int(plan.other), name))
         if plan.fails:
             return {"status": 500}
         answer = StoredResponse(201, (("X-By", name),), f"{name}\n".encode())
