@@ -306,7 +306,7 @@ class OperationTransaction:
             self.refuse(OVERLAP)
         if self._drop(done):
             if self.is_failed():
-                self.broken = NotAtomic(QUERY_FAILED)
+                self.broken = self.broken or NotAtomic(QUERY_FAILED)
                 if not self.leaving:
                     raise self.broken
         elif done.sql == FIRST and self.again is not None:

@@ -93,7 +93,8 @@ def test_a_lost_database_may_be_allowed_to_leave_views_unprotected(make_world, p
     assert "canary" not in caplog.text
 
 
-def test_a_serialization_failure_at_the_commit_is_a_conflict(make_world, assert_problem):
+@pytest.mark.parametrize("asks", [False, True], ids=["at the commit", "in a query that the view catches"])
+def test_a_serialization_failure_is_a_conflict(make_world, assert_problem, asks):
     """Write skew: both transactions count the rows, both add one; the second to commit loses."""
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "SERIALIZABLE"})
     runs = []
@@ -107,6 +108,10 @@ def test_a_serialization_failure_at_the_commit_is_a_conflict(make_world, assert_
         world.db.session.commit()
         if len(runs) == 1:
             world.sql("insert into payment (amount) select count(*) from payment")
+            if asks:
+                with pytest.raises(sa.exc.DBAPIError):
+                    world.db.session.scalars(sa.select(world.Payment)).all()
+                world.db.session.rollback()
         return {}, 201
 
     assert_problem(world.post(), 503, "transaction-conflict", retry=True)
