@@ -17,7 +17,7 @@ class Hold(Protocol):
     """An operation that is ours until the hold ends.
 
     That of an atomic operation is its ``transaction``: the record's row is locked until the hold ends.
-    ``complete`` commits the response together with everything written in that. It also raises
+    ``complete`` commits the response together with everything written in it. It also raises
     ``NotAtomic`` if the transaction is no longer the one that holds the row, and
     ``TransactionConflict`` if the database rolled it back. After an error nothing was committed, unless
     the outcome is unknown. ``abandon`` rolls everything back and returns the connection clean.

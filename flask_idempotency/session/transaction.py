@@ -59,12 +59,13 @@ HAS_WRITTEN = """SELECT count(*) FILTER (WHERE locktype = 'transactionid' AND mo
        coalesce(bool_or(locktype = 'advisory' OR locktype = 'relation' AND mode <> 'AccessShareLock'
                         AND relkind IS DISTINCT FROM 'S'), false)
   FROM pg_locks LEFT JOIN pg_class ON pg_class.oid = relation WHERE pid = pg_backend_pid()"""
-"""What texts do not tell: in how many of the open transaction and savepoints anything was changed, or a
-row locked; whether anything was changed at all; and whether it was, or locked. A subtransaction that
-did either has a number of its own, as have all above it, and holds the lock on it until it ends
-(Postgres manual, "Subtransactions"), whether or not that was drawn from a sequence or rolled back to a
-savepoint. Whoever changes a table or locks a row in it locks that, too, until the end of the whole
-transaction, or that rollback."""
+"""What texts do not tell: how many of the transaction and its open savepoints have a number; whether
+any table was changed; and whether one was changed or locked.
+
+A transaction, and a savepoint in it, gets a number when it first changes or locks a row, or draws from
+a sequence; so do all above it. It holds the lock on that until it ends (Postgres manual,
+"Subtransactions"). The locks of tables are held until the end of the whole transaction, or until a
+rollback to a savepoint before them."""
 
 LASTING = {"isolation_level", "postgresql_readonly", "postgresql_deferrable"}
 """Options of a connection that no transaction of it ends."""
@@ -137,12 +138,12 @@ class OperationTransaction:
 
     The row is locked there, and behind that the savepoint ``first`` is set. ``deferred`` says that the
     database has constraints that are deferred by definition, and ``reads_may_write`` that no text tells
-    what a SELECT does. ``again`` begins the transaction once more, and locks the row:
-    after a rollback of all of it, for a session that was in it before the view, and ``had_written`` or
-    not. ``queries`` says that the session asks for it to send a query, ``wrote`` that a committed unit
-    did more than read, and ``has_lost`` that one failed and its commit kept nothing. ``broken`` is why
-    the operation can no longer commit, even if the view catches the error; ``is_over`` says that
-    nothing more is to be sent.
+    what a SELECT does. ``again`` is there for a session that was in the transaction before the view: it
+    rolls all of that back, begins once more, and locks the row; ``had_written`` says that the session
+    had written. ``queries`` says that a session asks for the connection to send a query, ``wrote`` that
+    a committed unit did more than read, and ``has_lost`` that one failed and its commit kept nothing.
+    ``broken`` is why the operation can no longer commit, even if the view catches the error;
+    ``is_over`` says that nothing more is to be sent.
 
     ==============  ========================  ===================================================
     It is           as is told by             What may come next

@@ -93,7 +93,7 @@ def test_a_lost_database_may_be_allowed_to_leave_views_unprotected(make_world, p
     assert "canary" not in caplog.text
 
 
-@pytest.mark.parametrize("asks", [False, True], ids=["at the commit", "in a query that the view catches"])
+@pytest.mark.parametrize("asks", [False, True], ids=["at the commit", "in a query, caught"])
 def test_a_serialization_failure_is_a_conflict(make_world, assert_problem, asks):
     """Write skew: both transactions count the rows, both add one; the second to commit loses."""
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "SERIALIZABLE"})
