@@ -8,7 +8,7 @@ its own, and all take one round trip. What is sent on a connection is prepared t
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from secrets import token_hex
 from types import SimpleNamespace
@@ -89,6 +89,19 @@ class Connection(RawConnection):
         rows = next((each for each in reversed(results) if each.nfields), None)
         found = _rows(transformer, rows) if rows else []
         return found, next((count for count in counts if count is not None), -1)
+
+    def execute_behind(
+        self, first: list[str], cursor: Any, text: str, execute: Callable[[str], object]
+    ) -> bool:
+        """See :class:`RawConnection`."""
+        if type(cursor) is not psycopg.Cursor:  # it may show what it sends
+            return False
+        own = psycopg.Cursor(self.driver)
+        with self.driver.pipeline():
+            for each in first:
+                own.execute(each, prepare=False)
+            execute(text)
+        return True
 
     def _results(
         self, message: list[_Statement], given: _Given, prepared: Prepared | None

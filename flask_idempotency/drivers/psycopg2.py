@@ -8,14 +8,14 @@ costs no round trip (one, if the engine names an isolation level). The drawback:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from secrets import token_hex
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from psycopg2 import extensions
 
 from .any import statements
-from .raw_connection import IDLE, Answer, Prepared, RawConnection, Values
+from .raw_connection import IDLE, OPEN, Answer, Prepared, RawConnection, Values
 
 _PREPARED = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
 """How the statements begin that can be prepared. Of ours, no others have values."""
@@ -55,6 +55,20 @@ class Connection(RawConnection):
             text = (before.replace("%", "%%") if values else before) + text
         cursor.execute(text, values)
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
+
+    def execute_behind(
+        self, first: list[str], cursor: Any, text: str, execute: Callable[[str], object]
+    ) -> bool:
+        """See :class:`RawConnection`."""
+        if type(cursor) is not extensions.cursor:  # it may show what it sends
+            return False
+        try:
+            execute(";".join([*first, text]))
+        except Exception:
+            if self.status() == OPEN:  # psycopg2 has sent nothing
+                self.send("", None, first)
+            raise
+        return True
 
     def show(self) -> None:
         """See :class:`RawConnection`: it can refuse only in a transaction that we have begun.

@@ -186,6 +186,20 @@ class RawConnection:
         """Send a message, with what is ``prepared`` if that is not None: what is not yet is then."""
         raise NotImplementedError
 
+    def execute_behind(
+        self,
+        first: list[str],  # noqa: ARG002
+        cursor: Any,  # noqa: ARG002
+        text: str,  # noqa: ARG002
+        execute: Callable[[str], object],  # noqa: ARG002
+    ) -> bool:
+        """Send statements of ours and one of the view's, on its cursor, in one message.
+
+        ``execute`` sends a text on that. If it fails, ours were carried out all the same, but behind a
+        syntax error of the view's. Returns False if that cannot be: then nothing was sent.
+        """
+        return False
+
     def switch(self) -> None:
         """Let us send BEGIN and COMMIT ourselves, on a connection without a transaction."""
         if self.switched:

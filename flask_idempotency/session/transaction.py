@@ -5,9 +5,9 @@ savepoint here, a *unit*. What SQLAlchemy asks of its dialect, to set, release o
 savepoint, to commit and to roll back, comes here first, and so does each statement, by the dialect's
 events.
 
-A savepoint is rolled back to at once, as that frees locks. What changes nothing that anybody could
-see waits for the next statement that may do more than read: a RELEASE, and the savepoint of a unit
-behind it. So what is only read after a commit costs no message more.
+A savepoint is set, and rolled back to, at once. Two things wait, as they change nothing that anybody
+could see: a RELEASE, and the savepoint of a unit that a query begins. The query takes them along in its
+message, if the driver can; otherwise they are sent in front of what comes next.
 
 The operation is found by SQLAlchemy's connection, and where only the driver's is known, by that.
 """
@@ -38,7 +38,7 @@ from flask_idempotency.private import is_block, savepoint_of
 
 from . import guard
 
-SERIALIZATION_FAILURE = "40001"
+SERIALIZATION_FAILURE, SYNTAX_ERROR = "40001", "42601"
 
 FIRST = "idempotency_first"
 """The savepoint that is made behind the row's lock, in the same message, for the first unit."""
@@ -82,10 +82,9 @@ FAILED = (
     "a statement failed and its error was caught without db.session.rollback(), in the view or before"
     " it, so its transaction cannot commit: call that where the error is caught"
 )
-QUERY_FAILED = (
-    "a query failed, and nothing had been written since the view's last commit or rollback, so no"
-    " savepoint was set that one could roll back to: send a query that may fail within"
-    " db.session.begin_nested()"
+SYNTAX = (
+    "a query behind a commit has a syntax error, so the server carried out nothing of its message, not"
+    " even the savepoint in front of it, to which a rollback would go back: correct the query"
 )
 LATE = (
     "the view's session or connection is used where the operation is not: after its end, outside of"
@@ -119,14 +118,13 @@ class _Savepoint:
     """One of the savepoints that are open, from outermost to innermost.
 
     ``sql`` is its name on the server, and ``owner`` the session whose unit it is, if it is one.
-    ``did`` says that a statement in it may have done more than read, ``is_set`` that it is there.
+    ``did`` says that a statement in it may have done more than read.
     """
 
     name: str
     sql: str
     owner: Any
     did: bool
-    is_set: bool
 
 
 _NAME = attrgetter("name")
@@ -230,12 +228,20 @@ class OperationTransaction:
         sql, self.first = self.first or name, None
         if sql is name:
             self._waiting.append(f"SAVEPOINT {name}")
-            # Whoever gets the connection from SQLAlchemy may write by the driver's.
-            waits = owner is not None and self.queries and not owner.dispatch.after_begin
-            if not waits or self._savepoints or self._hurries:
+            if owner is None or not self.queries or self._hurries or self._is_heard(owner):
                 self.flush()
-        self._savepoints.append(_Savepoint(name, sql, owner, self.had_written, not self._waiting))
+        self._savepoints.append(_Savepoint(name, sql, owner, self.had_written))
         self.had_written = False
+
+    def _is_heard(self, session: Any) -> bool:
+        """Return True if somebody may use the driver's connection before a query is sent."""
+        engine: Any = self.connection.engine
+        return bool(
+            session.dispatch.after_begin
+            or engine.dispatch.before_execute
+            or engine.dispatch.before_cursor_execute
+            or len(engine.dialect.dispatch.do_execute) > 1  # one is ours
+        )
 
     def release(self, name: str) -> None:
         """Release a savepoint. Raises what a COMMIT would raise, if it is a unit."""
@@ -286,8 +292,7 @@ class OperationTransaction:
                 raise
         outer = self._savepoints
         outer.pop()
-        if not self._drop(unit):
-            self._waiting.append(f"RELEASE {unit.sql}")
+        self._waiting.append(f"RELEASE {unit.sql}")
         self.wrote = self.wrote or unit.did
         self.again = None  # what was done before the view is committed, too
         if outer:  # they have only read: see begins
@@ -305,28 +310,22 @@ class OperationTransaction:
         del self._savepoints[place:]
         if not self.leaving and any(each.did and each.owner is not None for each in inner):
             self.refuse(OVERLAP)
-        if self._drop(done):
-            if self.is_failed():
-                self.broken = self.broken or NotAtomic(QUERY_FAILED)
-                if not self.leaving:
-                    raise self.broken
-        elif done.sql == FIRST and self.again is not None:
+        if done.sql == FIRST and self.again is not None:
             again, self.again, self._waiting = self.again, None, []
             self._exchange(again)
             self.first = FIRST
         else:
-            self._waiting = [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
+            if f"SAVEPOINT {done.sql}" not in self._waiting:  # else no statement came
+                self._waiting = []
+            self._waiting += [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
             if not self.leaving:
                 self.flush()
 
-    def _drop(self, savepoint: _Savepoint) -> bool:
-        """Forget a savepoint that the server has not set; return False if it has."""
-        if not savepoint.is_set and self._waiting:
-            self._waiting.pop()  # it is the last that waits
-        return not savepoint.is_set
+    def before(self, cursor: Any, text: object, *more: Any) -> bool:
+        """A statement is about to be sent: refuse it, or send first what belongs in front of it.
 
-    def before(self, cursor: Any, text: object) -> None:
-        """A statement is about to be sent: refuse it, or send first what belongs in front of it."""
+        Returns True if the statement was sent, too.
+        """
         if self.is_over:  # or the operation is of a parent process
             raise NotAtomic(LATE)
         if not isinstance(text, str) or (traits := guard.traits_of(text)).is_refused:
@@ -335,15 +334,34 @@ class OperationTransaction:
             self.refuse(NOT_OURS)  # outside a transaction, what comes next would commit by itself
         self.raw.is_unsure |= traits.unprepares
         self._hurries |= traits.ends
-        writes = traits.writes or self.reads_may_write
         if self._savepoints:
-            self._savepoints[-1].did |= writes
+            self._savepoints[-1].did |= traits.writes or self.reads_may_write
         else:
             self.wrote |= traits.writes
-        if self.first is not None or (self._waiting and writes):
+        is_on_server = bool(getattr(cursor, "name", None))
+        if self._waiting or self.first is not None:
+            if self.queries and not is_on_server and self._send_together(cursor, text, *more):
+                return True
             self.flush()
-        if getattr(cursor, "name", None):  # a cursor on the server
+        if is_on_server:
             self.show()
+        return False
+
+    def _send_together(self, cursor: Any, text: str, *more: Any) -> bool:
+        """Send what waits and a query in one message; return False if the driver cannot."""
+        if self.first is not None or not isinstance(more[0], dict):  # several, or none
+            return False
+        waiting, self._waiting = self._waiting, []
+        execute = lambda text: self.connection.dialect.do_execute(cursor, text, *more)  # noqa: E731
+        try:
+            if self.raw.execute_behind(waiting, cursor, text, execute):
+                return True
+        except self.raw.Error as error:
+            if sqlstate(error) == SYNTAX_ERROR:
+                self.broken = NotAtomic(SYNTAX)
+            raise
+        self._waiting = waiting
+        return False
 
     def flush(self) -> None:
         """Send what waits, in a message of its own."""
@@ -353,8 +371,6 @@ class OperationTransaction:
         if self._waiting:  # once: what has failed is not sent again
             waiting, self._waiting = self._waiting, []
             self._exchange(partial(self.raw.send, "", None, waiting))
-            for each in self._savepoints:
-                each.is_set = True
 
     def _exchange(self, send: Callable[[], Any]) -> Any:
         """Send something of ours. After an error, all waits for a rollback, as after the view's own."""
@@ -538,13 +554,14 @@ def hook(engine: Engine, stray: Callable[[Connection, str], None]) -> None:
 
     # Events of the dialect: one of the engine would cost each statement of the application some 200
     # function calls.
-    def execute(cursor: Any, statement: Any, *more: Any) -> None:
+    def execute(cursor: Any, statement: Any, *more: Any) -> bool:
         root = more[-1].root_connection
         found = _open.get(id(root)) if _open else None
         if found is not None and (transaction := found()) is not None:
-            transaction.before(cursor, statement)
-        elif _open and innermost.get() is not None:
+            return transaction.before(cursor, statement, *more)
+        if _open and innermost.get() is not None:
             stray(root, str(statement))
+        return False
 
     def failed(context: Any) -> None:
         transaction = context.connection and transaction_of(context.connection)

@@ -412,9 +412,9 @@ def test_who_was_taken_over_commits_nothing_and_the_next_attempt_all(shop, recor
     is_step, before = claim.lease_seconds is not None, shop.count()
 
     def begin(hold):
-        transaction = held(hold.open_step()) if is_step else hold
-        transaction.connection.execute(sa.insert(shop.Payment))
-        return transaction
+        mine = held(hold.open_step()) if is_step else hold
+        mine.transaction.connection.execute(sa.insert(shop.Payment))
+        return mine
 
     def finish(transaction):
         if is_step:

@@ -24,8 +24,8 @@ from tests.drivers import EACH, with_driver
 pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
-    "first, hybrid": {"psycopg2": 557, "psycopg": 551},
-    "first, postgres": {"psycopg2": 374, "psycopg": 368},
+    "first, hybrid": {"psycopg2": 563, "psycopg": 693},
+    "first, postgres": {"psycopg2": 380, "psycopg": 510},
     "replay, hybrid": {"psycopg2": 443, "psycopg": 470},
     "replay, postgres": {"psycopg2": 356, "psycopg": 419},
     "duplicate, hybrid": {"psycopg2": 364, "psycopg": 364},
