@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
-from flask import Blueprint, Flask
-from flask.blueprints import BlueprintSetupState
+from flask import Blueprint
 from werkzeug.wrappers import Response
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, shown
@@ -40,9 +38,6 @@ def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
     blueprint.add_url_rule("/records/<digits>/body", "body", record_page.body, methods=["POST"])
     blueprint.add_url_rule(f"/records/<digits>/{_ACTION}", "confirm", record_page.confirm)
     blueprint.add_url_rule(f"/records/<digits>/{_ACTION}", "act", record_page.act, methods=["POST"])
-
-    @blueprint.record
-    def check_extension(setup: BlueprintSetupState) -> None:
-        app_state(cast("Flask", setup.app))  # raises ConfigurationError before init_app
-
+    # Raises ConfigurationError before init_app.
+    blueprint.record(lambda setup: app_state(setup.app))  # type: ignore[arg-type]
     return blueprint

@@ -41,6 +41,7 @@ _Statement = tuple[str, tuple[str, ...] | None]
 class Connection(RawConnection):
     """See :class:`RawConnection`."""
 
+    plain_cursor = psycopg.Cursor
     levels: ClassVar = {each: each.name.replace("_", " ") for each in psycopg.IsolationLevel}
 
     @property
@@ -90,18 +91,13 @@ class Connection(RawConnection):
         found = _rows(transformer, rows) if rows else []
         return found, next((count for count in counts if count is not None), -1)
 
-    def execute_behind(
-        self, first: list[str], cursor: Any, text: str, execute: Callable[[str], object]
-    ) -> bool:
+    def execute_behind(self, first: list[str], execute: Callable[[str], object]) -> None:
         """See :class:`RawConnection`."""
-        if type(cursor) is not psycopg.Cursor:  # it may show what it sends
-            return False
         own = psycopg.Cursor(self.driver)
         with self.driver.pipeline():
             for each in first:
                 own.execute(each, prepare=False)
-            execute(text)
-        return True
+            execute("")
 
     def _results(
         self, message: list[_Statement], given: _Given, prepared: Prepared | None

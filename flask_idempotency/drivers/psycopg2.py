@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from secrets import token_hex
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from psycopg2 import extensions
 
@@ -30,6 +30,7 @@ class Connection(RawConnection):
         extensions.ISOLATION_LEVEL_REPEATABLE_READ: "REPEATABLE READ",
         extensions.ISOLATION_LEVEL_SERIALIZABLE: "SERIALIZABLE",
     }
+    plain_cursor = extensions.cursor
     sees_texts = False
     switched = "autocommit", True
 
@@ -56,19 +57,14 @@ class Connection(RawConnection):
         cursor.execute(text, values)
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
-    def execute_behind(
-        self, first: list[str], cursor: Any, text: str, execute: Callable[[str], object]
-    ) -> bool:
+    def execute_behind(self, first: list[str], execute: Callable[[str], object]) -> None:
         """See :class:`RawConnection`."""
-        if type(cursor) is not extensions.cursor:  # it may show what it sends
-            return False
         try:
-            execute(";".join([*first, text]))
+            execute(";".join([*first, ""]))
         except Exception:
             if self.status() == OPEN:  # psycopg2 has sent nothing
                 self.send("", None, first)
             raise
-        return True
 
     def show(self) -> None:
         """See :class:`RawConnection`: it can refuse only in a transaction that we have begun.

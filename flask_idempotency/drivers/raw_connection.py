@@ -110,6 +110,12 @@ class RawConnection:
     levels: ClassVar[Mapping[Any, str]] = {}
     """What a connection's ``isolation_level`` stands for, as after BEGIN; empty for none."""
 
+    plain_cursor: ClassVar[type | None] = None
+    """The driver's class of cursors, if a statement on one may go out together with ours.
+
+    Others, such as a tracing agent's, may show what they send.
+    """
+
     sees_texts = True
     """Whether the driver notices that a text has ended a transaction that it began itself."""
 
@@ -186,19 +192,13 @@ class RawConnection:
         """Send a message, with what is ``prepared`` if that is not None: what is not yet is then."""
         raise NotImplementedError
 
-    def execute_behind(
-        self,
-        first: list[str],  # noqa: ARG002
-        cursor: Any,  # noqa: ARG002
-        text: str,  # noqa: ARG002
-        execute: Callable[[str], object],  # noqa: ARG002
-    ) -> bool:
-        """Send statements of ours and one of the view's, on its cursor, in one message.
+    def execute_behind(self, first: list[str], execute: Callable[[str], object]) -> None:
+        """Send statements of ours, ``first``, and one of the view's in one message.
 
-        ``execute`` sends a text on that. If it fails, ours were carried out all the same, but behind a
-        syntax error of the view's. Returns False if that cannot be: then nothing was sent.
+        ``execute`` sends that, behind a text, on a cursor of the class ``plain_cursor``. If it fails,
+        ours were carried out all the same, unless it has a syntax error.
         """
-        return False
+        raise NotImplementedError
 
     def switch(self) -> None:
         """Let us send BEGIN and COMMIT ourselves, on a connection without a transaction."""

@@ -22,18 +22,17 @@ from flask_idempotency.core.fingerprint import parse_json
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim, Record, Sealer, storable
-from flask_idempotency.stores.admin import AuditEntry, Line
+from flask_idempotency.stores.admin import WAITING, AuditEntry, Line
 from flask_idempotency.web.response import capture, problem_response
 from flask_idempotency.web.routes import AppState, protected_routes
 
 from .find import admin, find
 from .words import duration, is_legible, one_line, printable
 
-_UNDECIDED = ("interrupted", "failed")
 ACTS = {
-    "release": ("released", _UNDECIDED),
-    "resolve": ("resolved", _UNDECIDED),
-    "fail": ("failed", _UNDECIDED),
+    "release": ("released", WAITING),
+    "resolve": ("resolved", WAITING),
+    "fail": ("failed", WAITING),
     "forget": ("erased", ("completed", "failed", "released")),
 }
 """What an operator may do about one record: what is noted of it, and in which states."""

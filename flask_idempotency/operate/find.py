@@ -7,18 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from flask_idempotency.core.errors import KeyMalformed, UnknownRecord
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Line
+from flask_idempotency.stores.sql_admin import SqlAdmin
 from flask_idempotency.web.routes import AppState, protected_routes
 from flask_idempotency.web.settings import NAMES, is_name
-
-if TYPE_CHECKING:
-    from flask_idempotency.stores.sql_admin import SqlAdmin
 
 STATES = (*(state.value for state in State), "interrupted", "released", "observed")
 
@@ -77,7 +74,7 @@ class Sought:
         elif self.key is not None or self.namespace is not None:
             raise UnknownRecord("a record is found by its key and operation, with their scope")
         else:
-            tails = [b""] if self.scope is None else scope_tails(self.scope)
+            tails = [b""] if self.scope is None else map(scope_tail, _scopes(self.scope))
             lines = partial(store.lines, limit, name=self.operation, state=in_state)
             found = [line for tail in tails for line in lines(tail=tail)]
         return sorted(found, key=lambda line: str(line.created), reverse=True)[:limit]
@@ -121,11 +118,6 @@ class Sought:
 def operations(state: AppState) -> list[str]:
     """Return the names of the protected routes' operations."""
     return sorted({route.name for *_, route in protected_routes(state)})
-
-
-def scope_tails(text: str) -> list[bytes]:
-    """Return how the hashes of all scopes end that this text may stand for."""
-    return [scope_tail(scope) for scope in _scopes(text)]
 
 
 def _scopes(text: str | None) -> list[Scope]:

@@ -10,9 +10,6 @@ from flask_idempotency.stores.admin import reason
 
 _UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 
-LONGEST_NAME = 200
-"""Characters of a person's name."""
-
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and a symbol that are drawn as nothing."""
 

@@ -339,29 +339,27 @@ class OperationTransaction:
         else:
             self.wrote |= traits.writes
         is_on_server = bool(getattr(cursor, "name", None))
-        if self._waiting or self.first is not None:
-            if self.queries and not is_on_server and self._send_together(cursor, text, *more):
+        if self._waiting and self.queries and self.first is None:
+            is_one = isinstance(more[0], dict)  # not for several values, or none
+            if is_one and type(cursor) is self.raw.plain_cursor and not is_on_server:
+                do_execute = self.connection.dialect.do_execute
+                self._send_together(lambda ours: do_execute(cursor, ours + text, *more))
                 return True
+        if self._waiting or self.first is not None:
             self.flush()
         if is_on_server:
             self.show()
         return False
 
-    def _send_together(self, cursor: Any, text: str, *more: Any) -> bool:
-        """Send what waits and a query in one message; return False if the driver cannot."""
-        if self.first is not None or not isinstance(more[0], dict):  # several, or none
-            return False
+    def _send_together(self, execute: Callable[[str], object]) -> None:
+        """Send what waits and the view's query in one message."""
         waiting, self._waiting = self._waiting, []
-        execute = lambda text: self.connection.dialect.do_execute(cursor, text, *more)  # noqa: E731
         try:
-            if self.raw.execute_behind(waiting, cursor, text, execute):
-                return True
+            self.raw.execute_behind(waiting, execute)
         except self.raw.Error as error:
             if sqlstate(error) == SYNTAX_ERROR:
                 self.broken = NotAtomic(SYNTAX)
             raise
-        self._waiting = waiting
-        return False
 
     def flush(self) -> None:
         """Send what waits, in a message of its own."""

@@ -36,18 +36,14 @@ def define_table(metadata: sa.MetaData, name: str) -> sa.Table:
     Raises ``ConfigurationError`` for any other table of that name.
     """
     there = metadata.tables.get(f"{metadata.schema}.{name}" if metadata.schema else name)
-    if there is None:
-        return _records(metadata, name)
-    if not there.info.get(_OURS):
+    if there is not None and not there.info.get(_OURS):
         raise ConfigurationError(
             f"{there.fullname} is in the application's metadata already. If db.reflect() has found it,"
             " call that after idempotency.init_app(); if it is a table of the application's own, choose"
             " another IDEMPOTENCY_TABLE"
         )
-    return there
-
-
-def _records(metadata: sa.MetaData, name: str) -> sa.Table:
+    if there is not None:
+        return there
     table = sa.Table(
         name,
         metadata,

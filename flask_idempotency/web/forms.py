@@ -28,7 +28,7 @@ from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.fingerprint import Form
 from flask_idempotency.core.keys import Scope, hash_key
 
-from .routes import AppState, app_state, resolved, route_of
+from .routes import app_state, resolved, route_of
 from .settings import Route
 
 FIELD = "idempotency_key"
@@ -53,7 +53,10 @@ def idempotency_field(endpoint: str | None = None) -> Markup:
 def new_value(endpoint: str | None = None) -> str:
     """The value of such a field: key, time and signature."""
     state = app_state(current_app)
-    route = _addressee(state, endpoint)
+    given = Route() if endpoint is None else route_of(state, endpoint, "POST")
+    if given is None:
+        raise ConfigurationError(f"idempotency_field: {endpoint} is not a protected endpoint for POST")
+    route = resolved(state, given, endpoint or "")
     scope = route.current_scope(required=False)
     return _signer(state.app, scope, route.name).sign(secrets.token_urlsafe(KEY_BYTES)).decode()
 
@@ -78,16 +81,6 @@ def read_field(value: str, app: Flask, route: Route, scope: Scope) -> tuple[str,
         f"The field {FIELD} was changed, was loaded by another user, or belongs to another endpoint."
         " Load the form again."
     )
-
-
-def _addressee(state: AppState, endpoint: str | None) -> Route:
-    """The options of the view that a form is sent to; without a name if it may be any."""
-    if endpoint is None:
-        return resolved(state, Route())
-    route = route_of(state, endpoint, "POST")
-    if route is None:
-        raise ConfigurationError(f"idempotency_field: {endpoint} is not a protected endpoint for POST")
-    return resolved(state, route, endpoint)
 
 
 def _signer(app: Flask, scope: Scope, form: str) -> TimestampSigner:

@@ -6,8 +6,6 @@ the application: listeners that need one fail here, and that is logged.
 
 from __future__ import annotations
 
-from functools import cache
-
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Records
@@ -22,7 +20,7 @@ class Purge:
     every = 50  # after one in so many first requests
 
     def __init__(self, records: Records) -> None:
-        self._admin, self.batch = cache(records.admin), MOST
+        self._admin, self.batch = records.admin(), MOST
 
     def __call__(self) -> None:
         """Delete a batch. What goes wrong is logged, and nobody's error.
@@ -31,7 +29,7 @@ class Purge:
         """
         deleted: int | None = 0
         try:
-            deleted = self._admin().purge_briefly(self.batch)
+            deleted = self._admin.purge_briefly(self.batch)
         except StoreUnavailable as error:
             log.warning("expired records are deleted later: %r", error.__cause__ or error)
         except Exception:

@@ -23,23 +23,9 @@ from werkzeug.exceptions import ClientDisconnected, LengthRequired, RequestEntit
 from werkzeug.local import LocalProxy
 from werkzeug.wsgi import LimitedStream, get_content_length
 
+from flask_idempotency.core import errors, keys
 from flask_idempotency.core import fingerprint as fp
-from flask_idempotency.core.errors import (
-    BodyIncomplete,
-    ConfigurationError,
-    KeyMalformed,
-    KeyRequired,
-    StoreUnavailable,
-)
 from flask_idempotency.core.fingerprint import Fingerprint, Form
-from flask_idempotency.core.keys import (
-    Scope,
-    birth_of,
-    hash_key,
-    natural_key,
-    observed_namespace,
-    parse_key,
-)
 from flask_idempotency.core.records import OBSERVED, Claim
 from flask_idempotency.private import functions_after_request, present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
@@ -140,7 +126,7 @@ class Request(Subject):
         key, is_field = self._found_key(request)
         if key is None:
             if route.required:
-                raise KeyRequired
+                raise errors.KeyRequired
             return None
         if scope is NOT_GIVEN:
             scope = route.current_scope()
@@ -165,15 +151,20 @@ class Request(Subject):
                 with suppress(KeyError):  # a missing member of JSON, or field of a form
                     value = route.key()
                 self.body.unread(request)  # it may have read it
-                return None if value is None or value == "" else natural_key(value), False
+                return None if value is None or value == "" else keys.natural_key(value), False
             if (field := forms.value_of_field(form)) is not None:
                 return field, True
         value = request.environ.get(self.state.header)
-        return None if value is None else parse_key(value), False
+        return None if value is None else keys.parse_key(value), False
 
 
 def new_claim(
-    state: AppState, route: Route, scope: Scope, key: str, sent: Fingerprint, made: float | None = None
+    state: AppState,
+    route: Route,
+    scope: keys.Scope,
+    key: str,
+    sent: Fingerprint,
+    made: float | None = None,
 ) -> tuple[Operation, Claim]:
     """The operation that ``key`` stands for, and the claim of what was ``sent``.
 
@@ -181,18 +172,18 @@ def new_claim(
     Raises ``KeyMalformed`` where the route requires a birth and there is none to be believed.
     """
     now = time.time()
-    born = birth_of(key) if made is None and route.refuse_old_keys else made
+    born = keys.birth_of(key) if made is None and route.refuse_old_keys else made
     if born is not None and born > now + AHEAD_SECONDS:
         born = None
     if born is None and route.refuse_old_keys == REQUIRED:
-        raise KeyMalformed(
+        raise errors.KeyMalformed(
             "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
             " a UUID of version 7 (RFC 9562)."
         )
     if not route.name.isascii():
-        with suppress(StoreUnavailable):  # the claim meets that, too
+        with suppress(errors.StoreUnavailable):  # the claim meets that, too
             if not state.can_hold(route.name):
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"the encoding of the database cannot hold the name {route.name!r}: give the"
                     " operation another one, name=..., of ASCII characters"
                 )
@@ -202,9 +193,9 @@ def new_claim(
     owner = b2a_base64(urandom(OWNER_BYTES), newline=False).decode()
     namespace = route.namespace
     if not route.enforce:
-        namespace, owner = observed_namespace(namespace), OBSERVED + owner
+        namespace, owner = keys.observed_namespace(namespace), OBSERVED + owner
     return Operation(route.name, namespace, scope, key, attempt=0), Claim(
-        key=hash_key(namespace, route.name, scope, key),
+        key=keys.hash_key(namespace, route.name, scope, key),
         name=route.name,
         fingerprint=state.sealer.keyed(sent),
         owner=owner,
@@ -268,7 +259,7 @@ class _Counted(LimitedStream):
     def on_disconnect(self, error: Exception | None = None) -> None:
         """The input has failed with ``error``, or ended; without a Content-Length, that is its end."""
         if error is not None or self.limit < sys.maxsize:
-            raise BodyIncomplete from error
+            raise errors.BodyIncomplete from error
 
 
 class _Unread(io.RawIOBase):
@@ -327,7 +318,7 @@ class Body:
                         self.unread(request)
                         self.form = _parsed(request, parsed_limit)
             except (ClientDisconnected, OSError, EOFError) as error:
-                raise BodyIncomplete from error
+                raise errors.BodyIncomplete from error
             self.unread(request)
             self._is_read = True
         return self
@@ -384,12 +375,12 @@ class Body:
             if len(data) > limit:
                 raise RequestEntityTooLarge
             if max(len(data), taken) < self._length and not request.content_encoding:
-                raise BodyIncomplete
+                raise errors.BodyIncomplete
             return data
         if "form" not in request.__dict__ or self.media_type not in FORM_TYPES:
             return self._from_stream(request, taken, limit)
         if self._is_late:
-            raise ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
+            raise errors.ConfigurationError(TOO_LATE)  # nothing tells whether it was complete
         return b""
 
     def _from_stream(self, request: flask.Request, taken: int, limit: int) -> bytes:
@@ -408,9 +399,9 @@ class Body:
             raise RequestEntityTooLarge
         is_short = stream is self._input and size < self._length
         if is_gone or (is_short and self._is_late):
-            raise ConfigurationError(TOO_LATE)
+            raise errors.ConfigurationError(TOO_LATE)
         if is_short:
-            raise BodyIncomplete
+            raise errors.BodyIncomplete
         return kept.getvalue()
 
     def _limits(self, request: flask.Request, route: Route, settings: Settings) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from logging import DEBUG, ERROR, INFO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blinker import NamedSignal, Namespace
 from flask import Flask
@@ -22,8 +22,7 @@ from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim
 
-if TYPE_CHECKING:
-    from .routes import AppState
+from .routes import AppState
 
 
 @dataclass(frozen=True)
