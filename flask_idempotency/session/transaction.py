@@ -340,8 +340,8 @@ class OperationTransaction:
             self.wrote |= traits.writes
         is_on_server = bool(getattr(cursor, "name", None))
         if self._waiting and self.queries and self.first is None:
-            is_one = isinstance(more[0], dict)  # not for several values, or none
-            if is_one and type(cursor) is self.raw.plain_cursor and not is_on_server:
+            is_plain = type(cursor) is self.raw.plain_cursor and not is_on_server
+            if is_plain and isinstance(more[0], dict):  # the values of one execution
                 do_execute = self.connection.dialect.do_execute
                 self._send_together(lambda ours: do_execute(cursor, ours + text, *more))
                 return True

@@ -163,8 +163,7 @@ class Attempt:
         stored = self._waiting
         with never_sent(response, self._own), self:
             try:
-                is_success = stored.status < 400
-                if is_success and self._route.atomic and self._is_undone(response.status_code):
+                if stored.status < 400 and self._route.atomic and self._is_undone(response.status_code):
                     self._release()
                 else:
                     self._complete(stored, False)

@@ -27,16 +27,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 import flask
 from flask import Flask, Response, views
 
+from flask_idempotency import private
 from flask_idempotency.core.engine import DecisionEngine, Execution
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, Problem, StoreUnavailable
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.records import Claim
-from flask_idempotency.private import (
-    needed_app,
-    needed_request,
-    override_process_response,
-    present,
-)
 from flask_idempotency.session.leftovers import refuse_changes, undo, waits_for_commit
 from flask_idempotency.session.operation import (
     Operation,
@@ -123,7 +118,7 @@ def protected(view: View, route: Route) -> View:
         entered = enter(route)
         if isinstance(entered, Response):
             return entered
-        function = needed_app().ensure_sync(view) if is_async else view
+        function = private.needed_app().ensure_sync(view) if is_async else view
         if entered is None:
             return function(*args, **kwargs)
         with entered:
@@ -141,7 +136,7 @@ def register(app: Flask, state: AppState) -> None:
     """Put the functions of a request's way on ``app``."""
     # First: what a function of the application does may depend on the key, or be about the response.
     app.url_value_preprocessors.setdefault(None, []).insert(0, partial(before, state))
-    override_process_response(app, after)
+    private.override_process_response(app, after)
     # Flask runs these from the last to the first, so ours comes after all others.
     app.teardown_request_funcs.setdefault(None, []).insert(0, end)
     if Problem not in app.error_handler_spec[None][None]:
@@ -150,7 +145,7 @@ def register(app: Flask, state: AppState) -> None:
 
 def before(state: AppState, endpoint: str | None, _values: object) -> None:
     """Begin the request to a protected endpoint, as far as that needs no user and no store."""
-    request, context = present()
+    request, context = private.present()
     current = Request(state, request, context)
     if endpoint is None or not state.settings.enabled:
         return
@@ -199,7 +194,7 @@ def _find(state: AppState, endpoint: str, method: str) -> tuple[Any, Route | Non
 
 def after(process: Callable[..., Response], *given: Any) -> Response:
     """End an operation that waited for this; keep caches away from a replay."""
-    response, request = process(*given), needed_request()
+    response, request = process(*given), private.needed_request()
     if "_flask_idempotency" not in request.__dict__:
         return response
     current: Request = request._flask_idempotency  # type: ignore[attr-defined]  # noqa: SLF001
@@ -222,7 +217,7 @@ def end(error: BaseException | None) -> None:
 
     A copy of its context, in a thread that the view started, ends nothing.
     """
-    request = needed_request()
+    request = private.needed_request()
     if "_flask_idempotency" not in request.__dict__:
         return
     current: Request = request._flask_idempotency  # type: ignore[attr-defined]  # noqa: SLF001
@@ -239,8 +234,8 @@ def enter(route: Route) -> Attempt | Response | None:
 
     A problem is a response; raises all other errors.
     """
-    request = needed_request()
-    current: Request = getattr(request, "_flask_idempotency", None) or Request(app_state(needed_app()))
+    request = private.needed_request()
+    current: Request = getattr(request, "_flask_idempotency", None) or Request(app_state(private.needed_app()))
     earlier, turn = current.open_attempt, object()
     has_ended = earlier is not None and earlier.phase in (Phase.AWAITING, Phase.WAITING)
     if not has_ended and (running_operation() is not None or not current.state.settings.enabled):
