@@ -235,14 +235,15 @@ def enter(route: Route) -> Attempt | Response | None:
     A problem is a response; raises all other errors.
     """
     request = private.needed_request()
-    current: Request = getattr(request, "_flask_idempotency", None) or Request(app_state(private.needed_app()))
+    found: Request | None = getattr(request, "_flask_idempotency", None)
+    current = found or Request(app_state(private.needed_app()))
     earlier, turn = current.open_attempt, object()
     has_ended = earlier is not None and earlier.phase in (Phase.AWAITING, Phase.WAITING)
     if not has_ended and (running_operation() is not None or not current.state.settings.enabled):
         return None  # an idempotent function that an idempotent view calls is part of it
     # A thread of the view may enter on a copy of the request's context.
     if current.claim is not None or vars(current).setdefault("turn", turn) is not turn:
-        _refuse_second(current)
+        _refuse_second(current, earlier)
     try:
         return _entered(current, request, route)
     finally:
@@ -277,9 +278,8 @@ def _entered(current: Request, request: flask.Request, route: Route) -> Attempt 
         raise
 
 
-def _refuse_second(current: Request) -> NoReturn:
+def _refuse_second(current: Request, earlier: Attempt | None) -> NoReturn:
     """Raise ``ConfigurationError``: the response of a request belongs to one operation."""
-    earlier = current.open_attempt
     if earlier is not None and earlier.phase is Phase.AWAITING:
         earlier.unanswered(None)  # a decorator has caught its error
     mistake = ConfigurationError(
