@@ -61,11 +61,13 @@ def charge():
 
 
 def book(seconds, times=1):
-    db.session.add(Payment())
+    payment = Payment()
+    db.session.add(payment)
     db.session.flush()
     for _ in range(times):
         db.session.execute(sa.text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
     db.session.commit()
+    assert payment.id, "read again"
     return current_operation.attempt if current_operation else 1
 
 
