@@ -150,6 +150,7 @@ class Run:
     executed: Counter[str] = field(default_factory=Counter)
     views: int = 0
     committed: bool = False
+    has_failed: bool = False
     baseline: list[Any] | None = None
     """The rows when the protected part began."""
     audits: list[str] = field(default_factory=list)
@@ -220,6 +221,7 @@ class Hand:
         except Exception as error:
             run.note(step.kind, name_of(error))
             run.mistakes += is_mistake(error)
+            run.has_failed = True
             if not catching or not isinstance(error, CATCHES[run.program.catches]):
                 raise
         else:
@@ -536,8 +538,8 @@ def write_an_audit(hand: Hand, label: str) -> None:
 
 
 def count_up_by_engine(hand: Hand) -> Any:
-    """Not after a commit: what was locked by then stays so until the operation ends."""
-    if hand.run.committed:
+    """Not after a commit, or what has failed: what was locked by then may stay so for longer."""
+    if hand.run.committed or hand.run.has_failed:
         return "left out"
     by_engine(hand, COUNT_UP)
     hand.run.counted += 1
