@@ -91,13 +91,17 @@ class Connection(RawConnection):
         found = _rows(transformer, rows) if rows else []
         return found, next((count for count in counts if count is not None), -1)
 
-    def execute_behind(self, first: list[str], execute: Callable[[str], object]) -> None:
+    def execute_behind(self, first: list[str], _cursor: Any, execute: Callable[[str], object]) -> None:
         """See :class:`RawConnection`."""
         own = psycopg.Cursor(self.driver)
-        with self.driver.pipeline():
-            for each in first:
-                own.execute(each, prepare=False)
-            execute("")
+        try:
+            with self.driver.pipeline():
+                for each in first:
+                    own.execute(each, prepare=False)
+                execute("")
+        finally:
+            if self.driver.pgconn.pipeline_status:  # it was interrupted
+                self.driver.close()
 
     def _results(
         self, message: list[_Statement], given: _Given, prepared: Prepared | None

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from secrets import token_hex
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from psycopg2 import extensions
 
 from .any import statements
-from .raw_connection import IDLE, OPEN, Answer, Prepared, RawConnection, Values
+from .raw_connection import IDLE, Answer, Prepared, RawConnection, Values
 
 _PREPARED = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
 """How the statements begin that can be prepared. Of ours, no others have values."""
@@ -57,12 +57,12 @@ class Connection(RawConnection):
         cursor.execute(text, values)
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
-    def execute_behind(self, first: list[str], execute: Callable[[str], object]) -> None:
+    def execute_behind(self, first: list[str], cursor: Any, execute: Callable[[str], object]) -> None:
         """See :class:`RawConnection`."""
         try:
             execute(";".join([*first, ""]))
         except Exception:
-            if self.status() == OPEN:  # psycopg2 has sent nothing
+            if cursor.query is None:  # psycopg2 has sent nothing
                 self.send("", None, first)
             raise
 

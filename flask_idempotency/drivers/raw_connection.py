@@ -192,11 +192,11 @@ class RawConnection:
         """Send a message, with what is ``prepared`` if that is not None: what is not yet is then."""
         raise NotImplementedError
 
-    def execute_behind(self, first: list[str], execute: Callable[[str], object]) -> None:
+    def execute_behind(self, first: list[str], cursor: Any, execute: Callable[[str], object]) -> None:
         """Send statements of ours, ``first``, and one of the view's in one message.
 
-        ``execute`` sends that, behind a text, on a cursor of the class ``plain_cursor``. If it fails,
-        ours were carried out all the same, unless it has a syntax error.
+        ``execute`` sends that, behind a text, on its ``cursor``, of the class ``plain_cursor``. If it
+        fails, ours were carried out all the same, unless the server could not read it.
         """
         raise NotImplementedError
 

@@ -38,7 +38,7 @@ from flask_idempotency.private import is_block, savepoint_of
 
 from . import guard
 
-SERIALIZATION_FAILURE, SYNTAX_ERROR = "40001", "42601"
+SERIALIZATION_FAILURE = "40001"
 
 FIRST = "idempotency_first"
 """The savepoint that is made behind the row's lock, in the same message, for the first unit."""
@@ -82,9 +82,10 @@ FAILED = (
     "a statement failed and its error was caught without db.session.rollback(), in the view or before"
     " it, so its transaction cannot commit: call that where the error is caught"
 )
-SYNTAX = (
-    "a query behind a commit has a syntax error, so the server carried out nothing of its message, not"
-    " even the savepoint in front of it, to which a rollback would go back: correct the query"
+UNREAD = (
+    "the server could not read a query behind a commit, because of its syntax or a character, so it"
+    " carried out nothing of that message, not even the savepoint to which a rollback goes back:"
+    " correct the query, or send it within db.session.begin_nested()"
 )
 LATE = (
     "the view's session or connection is used where the operation is not: after its end, outside of"
@@ -319,7 +320,12 @@ class OperationTransaction:
                 self._waiting = []
             self._waiting += [f"ROLLBACK TO {done.sql}", f"RELEASE {done.sql}"]
             if not self.leaving:
-                self.flush()
+                try:
+                    self.flush()
+                except exc.DBAPIError:
+                    if done.owner is not None:
+                        self.broken = self.broken or NotAtomic(UNREAD)
+                    raise
 
     def before(self, cursor: Any, text: object, *more: Any) -> bool:
         """A statement is about to be sent: refuse it, or send first what belongs in front of it.
@@ -341,25 +347,17 @@ class OperationTransaction:
         is_on_server = bool(getattr(cursor, "name", None))
         if self._waiting and self.queries and self.first is None:
             is_plain = type(cursor) is self.raw.plain_cursor and not is_on_server
-            if is_plain and isinstance(more[0], dict):  # the values of one execution
-                do_execute = self.connection.dialect.do_execute
-                self._send_together(lambda ours: do_execute(cursor, ours + text, *more))
+            # With values for one execution: without any, psycopg 3 sends a text in another way.
+            if is_plain and more[0] and isinstance(more[0], dict):
+                waiting, self._waiting = self._waiting, []
+                do_execute = partial(self.connection.dialect.do_execute, cursor)
+                self.raw.execute_behind(waiting, cursor, lambda ours: do_execute(ours + text, *more))
                 return True
         if self._waiting or self.first is not None:
             self.flush()
         if is_on_server:
             self.show()
         return False
-
-    def _send_together(self, execute: Callable[[str], object]) -> None:
-        """Send what waits and the view's query in one message."""
-        waiting, self._waiting = self._waiting, []
-        try:
-            self.raw.execute_behind(waiting, execute)
-        except self.raw.Error as error:
-            if sqlstate(error) == SYNTAX_ERROR:
-                self.broken = NotAtomic(SYNTAX)
-            raise
 
     def flush(self) -> None:
         """Send what waits, in a message of its own."""

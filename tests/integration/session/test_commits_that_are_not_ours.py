@@ -244,9 +244,9 @@ def a_raw_cursor_kept_over_a_commit(world):
 # A query is sent in one message with the savepoint of its transaction.
 
 
-def in_vain(world, text="1 / 0"):
+def in_vain(world, text="1 / :a", a=0):
     with contextlib.suppress(sa.exc.DBAPIError):
-        world.session.execute(sa.select(sa.literal_column(text)))
+        world.session.execute(sa.select(sa.text(text)), {"a": a})
 
 
 def unsent(world):
@@ -255,18 +255,20 @@ def unsent(world):
         world.session.execute(sa.select(world.Payment.id).where(world.Payment.amount == object()))
 
 
-for what, view in {
-    "a rollback": then(pays, in_vain, rolls_back, pays),
-    "another": then(pays, in_vain, commits, pays),
-    "nothing": then(pays, in_vain),
-    "a flush": then(pays, in_vain, writes),
-    "a write, undone": then(pays, unsent, writes, rolls_back, pays),
-}.items():
-    family.add(
-        f"a failed query behind a commit, and {what}", view, expect=Either((EQUAL, SOUND_OR_FAILED))
-    )
-by_mistake = then(pays, partial(in_vain, text="1 / / 0"), rolls_back, pays)
-family.add("a query with a syntax error behind a commit", by_mistake, expect=SOUND_OR_REFUSED)
+as_text = partial(in_vain, text="to_tsquery(:a)", a="fat cat")  # SQLSTATE 42601, once it was read
+for what, view, expect in (
+    ("a rollback", then(pays, in_vain, rolls_back, pays), EQUAL),
+    ("another", then(pays, in_vain, commits, pays), EQUAL),
+    ("nothing", then(pays, in_vain), EQUAL),
+    ("a flush", then(pays, in_vain, writes), SOUND_OR_FAILED),
+    ("a write, undone", then(pays, unsent, writes, rolls_back, pays), EQUAL),
+    ("another, as a text", then(pays, as_text, rolls_back, pays), EQUAL),
+):
+    family.add(f"a failed query behind a commit, and {what}", view, expect=expect)
+for what, text in ("syntax error", "1 / / :a"), ("illegible character", r"E'\xff' || :a"):
+    unread = then(pays, partial(in_vain, text=text, a="a"), rolls_back, pays)
+    by_name = Either((EQUAL, Refused("could not read a query")))
+    family.add(f"a query with an {what} behind a commit", unread, expect=by_name)
 
 
 @family.each()
