@@ -42,6 +42,7 @@ class Connection(RawConnection):
     """See :class:`RawConnection`."""
 
     plain_cursor = psycopg.Cursor
+    _is_interrupted = False
     levels: ClassVar = {each: each.name.replace("_", " ") for each in psycopg.IsolationLevel}
 
     @property
@@ -73,7 +74,8 @@ class Connection(RawConnection):
         self, text: str, values: Values | None, first: Sequence[str], prepared: Prepared | None
     ) -> Answer:
         """See :class:`RawConnection`. Raises ``NotAtomic`` in a ``pipeline()`` of the view's."""
-        if self.driver.pgconn.pipeline_status and not self.is_lost():  # one that is lost keeps ours
+        is_ours = self._is_interrupted or self.is_lost()  # one that is lost keeps ours, too
+        if self.driver.pgconn.pipeline_status and not is_ours:
             raise NotAtomic(_IN_PIPELINE)
         parts = statements(text) if values is None else statements(text, "${0}", "%")
         if self.continues and self.status() == IDLE:
@@ -99,9 +101,11 @@ class Connection(RawConnection):
                 for each in first:
                     own.execute(each, prepare=False)
                 execute("")
-        finally:
-            if self.driver.pgconn.pipeline_status:  # it was interrupted
-                self.driver.close()
+        except BaseException as error:
+            if not self.driver.pgconn.pipeline_status:
+                raise
+            self._is_interrupted = True  # psycopg says that it cannot end the pipeline: but why?
+            raise error.__context__ or error from None
 
     def _results(
         self, message: list[_Statement], given: _Given, prepared: Prepared | None

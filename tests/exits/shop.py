@@ -61,13 +61,11 @@ def charge():
 
 
 def book(seconds, times=1):
-    payment = Payment()
-    db.session.add(payment)
-    db.session.flush()
-    for _ in range(times):
-        db.session.execute(sa.text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
+    db.session.add(Payment())
     db.session.commit()
-    assert payment.id, "read again"
+    for _ in range(times):
+        db.session.execute(sa.select(sa.func.pg_sleep(seconds)))
+    db.session.commit()
     return current_operation.attempt if current_operation else 1
 
 
