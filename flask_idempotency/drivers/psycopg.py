@@ -62,6 +62,8 @@ class Connection(RawConnection):
 
     def undo(self) -> None:
         """See :class:`RawConnection`. The block's savepoint ended with one around: it ends another."""
+        if self._is_interrupted:
+            raise self.Error("the connection is in the middle of a pipeline")
         if self.is_shown:
             end = "" if self.status() == IDLE else "ROLLBACK;"
             self.send(f"{end}BEGIN;SAVEPOINT {_SHOWN}")
