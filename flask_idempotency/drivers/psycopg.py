@@ -104,7 +104,7 @@ class Connection(RawConnection):
                     own.execute(each, prepare=False)
                 execute("")
         except BaseException as error:
-            if not self.driver.pgconn.pipeline_status:
+            if self.is_lost() or not self.driver.pgconn.pipeline_status:
                 raise
             self._is_interrupted = True  # psycopg says that it cannot end the pipeline: but why?
             raise error.__context__ or error from None

@@ -44,6 +44,11 @@ def write(world):
     world.db.session.flush()
 
 
+def commit(world):
+    write(world)
+    world.db.session.commit()
+
+
 def savepoint(world):
     with world.db.session.begin_nested():
         write(world)
@@ -58,10 +63,12 @@ def savepoint(world):
         (True, write, lambda _world: abort(404), 404),
         (False, bool, lambda world: world.db.session.add(world.Payment(amount=1)), 201),
         (False, write, bool, 201),
+        (False, commit, lambda world: world.db.session.get(world.Payment, 0), 201),
     ],
     ids=[
         *("a write", "a write behind a read", "a savepoint behind a write", "a rejection"),
         *("the view's commit", "a commit of the view's that sends nothing"),
+        "a query behind a commit",
     ],
 )
 def test_a_connection_lost_between_two_statements_is_a_503(
