@@ -242,7 +242,8 @@ class Check:
                 except exc.TimeoutError:
                     self._fail("the pool has no connection left to count the effects", ONE_CONNECTION)
                 others = [sending(send) for _ in range(duplicates)]
-                wait(others, IN_VIEW_SECONDS)
+                # Duplicates of a first request that has ended without a record run their view.
+                wait(others, self._timeout if first.done() else IN_VIEW_SECONDS)
                 self._by_duplicates = difference(alone, self._counted())
             finally:
                 go_on.set()

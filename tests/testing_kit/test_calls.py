@@ -13,7 +13,7 @@ from flask import request
 from flask_idempotency import KeyReused, OperationInterrupted, RequestInProgress
 from flask_idempotency.testing import assert_idempotent_call, crash_at
 from tests.testing_kit.conftest import CLAIM, ON_EACH, OUTSIDE
-from tests.testing_kit.test_wrong import RETRY, fail
+from tests.testing_kit.test_wrong import RETRY
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ class TestWrong:
         assert "Let a call return what run() returns" in said
 
     def test_a_function_that_fails_or_should(self, consume, message):
-        said = message(partial(consume, function=fail))
+        said = message(partial(consume, function=lambda: 1 / 0))
         assert "the first call raised ZeroDivisionError('division by zero'), not a result" in said
         said = message(consume, raises=LookupError)
         assert "the first call returned {'id': 1}, not LookupError" in said
