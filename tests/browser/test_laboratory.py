@@ -36,10 +36,7 @@ def options() -> dict[str, Any]:
 def visit(chromium: Browser, stage: Stage, options: dict[str, Any]) -> Iterator[Page]:
     """The laboratory's page, whose policy refuses the way in which axe asks for its script."""
     stage.start_over()
-    with (
-        served(create_app(stage)) as url,
-        watched_page(chromium, url, "script-src", **options) as page,
-    ):
+    with served(create_app(stage)) as url, watched_page(chromium, url, "script-src", **options) as page:
         page.set_default_timeout(SECONDS * 1000)
         page.goto("/")
         yield page

@@ -93,11 +93,7 @@ BEHAVIOURS = {
             "HTTP/1.1 304 NOT MODIFIED\r\n\r\n",
         )
     },
-    "down until the deadline": (
-        [DOWN, BUSY, drop_before, *[DOWN] * 30],
-        503,
-        [1, 2, 4, 8, *[10] * 7],
-    ),
+    "down until the deadline": ([DOWN, BUSY, drop_before, *[DOWN] * 30], 503, [1, 2, 4, 8, *[10] * 7]),
     **{f"{each}, Retry-After": ([after("7", each)], 201, [7]) for each in (408, 425, 429, 500, 503)},
     "a date by the server's clock": ([after(LATER, Date=EARLIER)], 201, [25]),
     **{f"longer than the deadline: {each[:9]}": ([after(each)], 503, []) for each in LONGER},
