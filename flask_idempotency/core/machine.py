@@ -14,7 +14,7 @@ they count as the same, and that is logged.
 The table does not say whether an operation in progress still has a living owner: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; failing to get the lock means that the owner is
 alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try:
-``runs_again``. Nothing else in the package decides.
+``runs_again``. Nothing else decides, but that a lock which is held rejects before all this.
 
 A route may limit how often an operation is begun. Then the request that would begin it once more makes
 it interrupted instead, and every later one leaves it so, whatever the route says: ``GIVE_UP``.
@@ -44,7 +44,7 @@ class Next(Enum):
     """What to do about it."""
 
     CLAIM = "insert the record"
-    TAKE_OVER = "lock the row and make it mine"
+    TAKE_OVER = "make the row mine, if nobody holds it"
     LET_RUN = "leave it to the lease's owner"
     ASK_ROUTE = "do what the route says about interrupted operations"
     REPLAY = "replay the stored response"
@@ -91,10 +91,7 @@ def situation(record: Record | None) -> Situation:
 
 
 def decide(record: Record | None, claim: Claim) -> Next:
-    """Decide what a request with this claim does about this record.
-
-    Nothing else decides, but that a lock which is held rejects before that.
-    """
+    """Decide what a request with this claim does about this record."""
     is_changed = record is not None and claim.fingerprint.matches(record.fingerprint) is False
     step = NEXT[situation(record)][is_changed]
     if record is None or record.expired or step not in (Next.TAKE_OVER, Next.ASK_ROUTE):

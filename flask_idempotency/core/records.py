@@ -90,8 +90,9 @@ class StoredResponse:
 class Claim:
     """What a request asks for: to be the one that runs this operation.
 
-    ``key`` is the hash over scope and key (23 bytes, the last 7 the scope's), ``name`` the route's,
-    ``owner`` a random token of this attempt, ``ttl_seconds`` how long the finished record replays.
+    ``key`` is the hash over namespace, name, scope and key (23 bytes, the last 7 the scope's), ``name``
+    the route's, ``owner`` a random token of this attempt, ``ttl_seconds`` how long the finished record
+    replays.
     ``lease_seconds`` is how long an operation that is not atomic may go without renewing its lease, and
     None for an atomic one.
     ``max_attempts`` is after how many attempts an operation is given up. ``retried_seconds`` is how

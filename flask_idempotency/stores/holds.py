@@ -40,7 +40,7 @@ from .admin import original
 CONFLICTS = frozenset({"40001", "40P01"})  # a serialization failure and a deadlock
 
 LATE = 0.01
-"""The part of its retention that a view may take before that begins again when it ends."""
+"""A view that takes a longer part of its record's retention lets that begin again when it ends."""
 
 _REFUSED_BY_DRIVER = re.compile("during a two-phase transaction|forbidden within a Transaction")
 """What a driver's ``commit()`` says once its connection was handed out. No driver translates that."""

@@ -6,7 +6,7 @@ it says, the record's row decides who runs. So it holds no response and no key, 
 only delay one request by :data:`PROBE_AFTER_SECONDS`.
 
 A lock's value is ``1:<owner>:<fingerprint>``, and ``1:done`` after the end: format version, random
-token (22 characters), fingerprint in hex. What is sent works on every Redis since 2.6.12, when ``SET``
+token (12 characters), fingerprint in hex. What is sent works on every Redis since 2.6.12, when ``SET``
 learnt ``PX`` and ``NX``, and on Valkey.
 """
 

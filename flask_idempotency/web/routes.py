@@ -43,7 +43,7 @@ class AppState(Databases):
     lock: Lock
     sealer: Sealer
     engine: DecisionEngine
-    in_test: Callable[[Any], Any] | None  # the same in the transaction of a test's connection
+    in_test: Callable[[Any], Any] | None  # makes records in a test's transaction
     unobserved_until: float = 0.0  # by time.monotonic(), after a failure
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class AppState(Databases):
         self.can_hold = lru_cache(self.records.can_hold)
 
     def of_test(self) -> DecisionEngine | None:
-        """That of a test, in the transaction of whose connection ``db.session`` works."""
+        """The engine for a test whose connection, in a transaction, ``db.session`` works on."""
         if self.in_test is None or (connection := self.connection_of_test()) is None:
             return None
         return self._engine(self.in_test(connection))

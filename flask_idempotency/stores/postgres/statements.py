@@ -1,8 +1,8 @@
 """The messages to PostgreSQL, as a reviewer would paste them into psql.
 
 Statements joined by ``;`` travel together and cost one round trip; those that stand alone are in
-:mod:`flask_idempotency.stores.sql`. ``{table}``, ``{role}``, ``{settings}`` and ``{begin}`` are filled
-in once for each application.
+:mod:`flask_idempotency.stores.sql`. ``{begin}`` and what FACTS has asked for, ``{table}``, ``{role}``
+and ``{watch}``, are filled in once for each application.
 
 No wait for a lock exceeds 250 ms: an uncommitted INSERT, the moment between FINISH and its commit, or
 an ALTER TABLE may hold it (``INSERT ... ON CONFLICT`` waits for those, and SKIP LOCKED skips rows only,
