@@ -9,14 +9,7 @@ from psycopg2 import extensions
 
 from flask_idempotency import current_operation
 from tests.differential.harness import EQUAL, ByDesign, Either, Family, NothingKept, Refused
-from tests.differential.sentences import (
-    CLOCK,
-    DEFERRED,
-    HELD,
-    NOTIFIED,
-    SNAPSHOT,
-    UNSEEN,
-)
+from tests.differential.sentences import CLOCK, DEFERRED, HELD, NOTIFIED, SNAPSHOT, UNSEEN
 from tests.drivers import EACH
 
 family, leased = Family(pool=2), Family(atomic=False)

@@ -10,13 +10,7 @@ import redis
 from flask import session
 from flask_httpauth import HTTPBasicAuth, HTTPTokenAuth
 from flask_login import LoginManager, UserMixin, login_required, login_user
-from flask_security import (
-    Security,
-    SQLAlchemyUserDatastore,
-    auth_required,
-    current_user,
-    hash_password,
-)
+from flask_security import Security, SQLAlchemyUserDatastore, auth_required, current_user, hash_password
 from flask_security.models import fsqla_v3
 from flask_session import Session
 

@@ -11,13 +11,7 @@ import pytest
 import sqlalchemy as sa
 from flask import g, request
 
-from flask_idempotency import (
-    IdempotencyError,
-    Retryable,
-    after_commit,
-    current_operation,
-    idempotent,
-)
+from flask_idempotency import IdempotencyError, Retryable, after_commit, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
 from tests.testing_kit.conftest import HYBRID, Shop
 
@@ -234,11 +228,7 @@ WRONG = {
         ["and a retry", "rows of payment changed by +0, not by +1", "is above 1"],
     ),
     # What comes back, and crashes.
-    "another body": (
-        view(after=in_an_envelope),
-        {},
-        ["header X-Request-Id", "body, 'served_at'"],
-    ),
+    "another body": (view(after=in_an_envelope), {}, ["header X-Request-Id", "body, 'served_at'"]),
     "held": (
         view(atomic=False),
         {},

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from flask_idempotency.core.errors import KeyMalformed
 from flask_idempotency.core.fingerprint import parse_json, parse_pointer, value_at
-from flask_idempotency.core.keys import (
-    Scope,
-    birth_of,
-    hash_key,
-    parse_key,
-    scope_tail,
-    uuid7,
-)
+from flask_idempotency.core.keys import Scope, birth_of, hash_key, parse_key, scope_tail, uuid7
 
 thoroughly = settings(max_examples=300, deadline=None)
 
