@@ -22,11 +22,14 @@ from pathlib import Path
 from works_with import COUNTS, PAGE, ROOT, counted, joined, table, today
 
 FOLDER = ROOT / "build" / "platforms"
-OWN = ["-e", ".[async,encryption,httpx,psycopg,requests,testing]"]
+OWN = ["-e", ".[async,encryption,httpx,prometheus,psycopg,requests,testing,wtf]"]
 NEEDS = [
     *(
         "fakeredis[lua]",
+        "flask-login",
+        "flask-migrate",
         "flask-sqlalchemy-lite",
+        "gunicorn",
         "psutil",
         "pytest-flask",
         "pytest-timeout",

@@ -122,7 +122,7 @@ class DecisionEngine:
         self, records: Records, lock: Lock, sealer: Sealer, clock: Any, max_waiters: int = MAX_WAITERS
     ) -> None:
         self._records, self.lock, self.sealer, self.clock = records, lock, sealer, clock
-        self.max_waiters, self._places = max_waiters, threading.Semaphore(max_waiters)
+        self._places = threading.Semaphore(max_waiters)
         # How long each operation took here, by its name: what a duplicate is told to wait.
         self.last_seconds: dict[str, float] = {}
 

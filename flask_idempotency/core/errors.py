@@ -31,7 +31,8 @@ class IdempotencyError(Exception):
     retry_after: int | None = None
 
     def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
-        self.detail: str = detail or (self.__doc__ or "").partition("\n")[0]
+        # python -OO leaves out the docstrings.
+        self.detail: str = detail or (self.__doc__ or self.title).partition("\n")[0]
         self.retry_after = self.retry_after if retry_after is None else retry_after
         super().__init__(self.detail)
 

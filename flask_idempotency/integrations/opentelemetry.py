@@ -41,7 +41,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class _Tracing:
-    """See :class:`flask_idempotency.web.routes.Tracing`."""
+    """What ``AppState.tracing`` is: it is called where an operation signs, replays or steps."""
 
     def __init__(self, app: Flask, tracer: trace.Tracer) -> None:
         self._tracer = tracer

@@ -34,7 +34,7 @@ HARMLESS = (
 
 _MAY_WRITE = _sql(
     r"\b(?:INTO|FOR\s+(?:UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE))\b|\.\s*\w+\s*\("
-    rf"|(?<![\w$])(?!(?:{HARMLESS.replace(' ', '|')})\b)[a-z_][\w$]*\s*\("
+    rf"|(?<![\w$])(?!(?:{HARMLESS.replace(' ', '|')})\b)[\w$]+\s*\("
 )
 
 REFUSED = (

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, exc
 
 from flask_idempotency.core.errors import (
+    IdempotencyError,
     LeaseLost,
     NotAtomic,
     RecordBroken,
@@ -121,7 +122,7 @@ class Lease:
         """End the lease now: nobody would learn more by waiting for its end."""
         if self._open:
             self._open = False
-            with suppress(LeaseLost, StoreUnavailable):
+            with suppress(IdempotencyError):
                 self._change(self._messages.sql.end)
 
     def release(self) -> None:
@@ -160,7 +161,10 @@ class Lease:
         and give up soon.
         """
         with self._lock:
-            changed = self._messages.change(template, {**self._values, **values})
+            try:
+                changed = self._messages.change(template, {**self._values, **values})
+            except TransactionConflict as error:  # nothing else of the operation was rolled back
+                raise StoreUnavailable from error
         if changed == 0:
             raise LeaseLost
 

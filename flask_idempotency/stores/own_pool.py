@@ -7,6 +7,8 @@ from weakref import WeakSet, finalize, ref
 
 from sqlalchemy import Engine, QueuePool
 
+from flask_idempotency.core.errors import StoreUnavailable
+
 BRIEF_SECONDS = 0.1
 """How long a connection and a statement may take that a request could do without: a hundred times as
 long as they usually do, and no delay that a client would take for an outage."""
@@ -46,11 +48,14 @@ def let_go() -> None:
 
 
 def reach(own: Engine) -> None:
-    """Raise ``OSError`` if a connection would have to be made to a host that does not reply.
+    """Raise ``StoreUnavailable`` if a connection would have to be made to a host that does not reply.
 
     libpq knows only whole seconds, two at least. It makes the connection, as the application does.
     """
     url, pool = own.url, own.pool
     is_idle = isinstance(pool, QueuePool) and pool.checkedin()
     if url.host and "," not in url.host and not is_idle:
-        socket.create_connection((url.host, url.port or 5432), BRIEF_SECONDS).close()
+        try:
+            socket.create_connection((url.host, url.port or 5432), BRIEF_SECONDS).close()
+        except OSError as error:
+            raise StoreUnavailable from error

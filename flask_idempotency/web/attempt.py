@@ -148,8 +148,6 @@ class Attempt:
             except Exception as error:
                 self._lost(error)
                 raise
-            if stored.status >= 500 and self._route.atomic:
-                is_stored = False  # whatever the option store says
             # An extension may have added what is true of this request's origin alone.
             lines = [line for line in stored.headers or () if not line[0].lower().startswith(_CORS)]
             return self._ended(response, replace(stored, headers=tuple(lines)), is_stored)
@@ -209,7 +207,10 @@ class Attempt:
         registered = self._current.registered()
         while len(registered) > self._outside:
             response = self._state.app.ensure_sync(registered.pop(self._outside))(response)
-        return response, capture(response, self._state.settings), self._route.is_stored(response)
+        # What an error has become is not kept where it can be undone, whatever the option store says.
+        is_undone = self._error is not None and self._route.atomic and response.status_code >= 500
+        is_stored = not is_undone and self._route.is_stored(response)
+        return response, capture(response, self._state.settings), is_stored
 
     def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:
         """End the attempt, or let it wait; the response, or that to a problem."""

@@ -44,6 +44,7 @@ class PresentStep:
 
     steps: Steps
     name: str
+    is_atomic: bool
     after_commit: list[Callable[[], object]] = field(default_factory=list)
 
 
@@ -67,7 +68,7 @@ class Steps:
     def run(self, name: str, call: Callable[[], Any], *, atomic: bool) -> Any:
         """See :meth:`Operation.step`."""
         self._check(name, call)
-        step = PresentStep(self, name)
+        step = PresentStep(self, name, atomic)
         if self._called.setdefault(name, step) is not step:
             raise errors.StepError(
                 f"two steps of one operation are named {name!r}, or step {name!r} is running in another"
@@ -212,6 +213,11 @@ class Steps:
 
     def extend(self, seconds: float | timedelta) -> None:
         """See :meth:`Operation.extend`."""
+        if (present := self._present()) is not None and present.is_atomic:
+            raise errors.StepError(
+                f"extend() was called inside step {present.name!r}, whose transaction holds the record:"
+                " call it before the step"
+            )
         self._refuse_open_writes("extend()")
         self._lease.extend(checked("lease", seconds, OPTIONS["lease"]))
 

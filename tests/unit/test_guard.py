@@ -68,6 +68,8 @@ def test_statements_that_are_not(text):
         "select * from t for no key update of t skip locked",
         "select shop.count(1)",
         'select "price"(1)',
+        'select "1st"(1)',
+        "select überweisen(1)",
         "select pg_notify('c', '')",
         "/* why */ set\nlocal a.b = 'c'",
         "select set_config('a.b', 'c', false)",

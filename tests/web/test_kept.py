@@ -4,7 +4,7 @@ import pytest
 from flask import abort, after_this_request, g
 from sqlalchemy.orm.exc import ObjectDeletedError
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import Retryable, current_operation, idempotent
 from tests import sessions
 from tests.log import undone
 
@@ -28,7 +28,7 @@ def returned(status):
 
 
 def raised(status):
-    raise {409: LookupError, 500: ValueError}[status]
+    raise {409: LookupError, 500: ValueError, 503: Retryable}[status]
 
 
 accepts = {"store": lambda response: response.status_code in {201, 503, *UNKNOWN}}
@@ -36,6 +36,7 @@ WAYS = {
     "returned": (returned, {}, KEPT, NOT_KEPT),
     "aborted": (abort, {}, [400, 404, 409, 422], [401, 403, 429, 500, 503]),
     "an error handler's": (raised, {}, [409], [500]),
+    "an error's, whatever the route says": (raised, {"store": lambda _: True}, [409], [500, 503]),
     "as the route says": (returned, accepts, [201, 503], [200, 404]),
     "that no client understands": (returned, accepts, [], UNKNOWN),
 }

@@ -75,18 +75,21 @@ SQL = Statements(
     )
 )
 
+# Changes of our own never conflict with those of other keys, whatever level is the default.
+_LEVEL = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;\n"
+
 # In front of changes of our own. With a lease the record is the only proof that an effect may be out in
 # the world: every change of it waits for the disk, also on a server that commits asynchronously by
 # default. Stronger settings stay.
-DURABLY = f"""{BRIEFLY}SELECT set_config('synchronous_commit', 'on', true)
+DURABLY = f"""{_LEVEL}{BRIEFLY}SELECT set_config('synchronous_commit', 'on', true)
  WHERE current_setting('synchronous_commit') = 'off';
 """
 
 # In front of the claim of an atomic operation: its transaction is committed asynchronously. A crash
 # that loses it also loses the business transaction, which comes after it in the WAL, and every process
 # that could hold the key.
-HASTILY = f"SET LOCAL synchronous_commit = off;\n{BRIEFLY}"
-CLAIM = f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{HASTILY}%s;\nCOMMIT;\n"
+HASTILY = f"{_LEVEL}SET LOCAL synchronous_commit = off;\n{BRIEFLY}"
+CLAIM = f"BEGIN;\n{HASTILY}%s;\nCOMMIT;\n"
 BEGIN = "BEGIN {begin};\n"
 
 # What a hold must know of the row and its transaction, in the order in which LOCK reads it.
@@ -201,8 +204,7 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - A crash that loses the commit loses nothing: the records have still expired.
 # - After a response its worker waits for a batch, and that is sent behind OBSERVING. The lock of a
 #   migration is noticed sooner than its time-out: it says nothing about how many a batch may have.
-PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-SET LOCAL synchronous_commit = off;
+PURGE = f"""{_LEVEL}SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '50ms';
 SET LOCAL enable_sort = off;
 SET LOCAL jit = off;
