@@ -95,8 +95,9 @@ class Operation:
     def extend(self, seconds: float | timedelta) -> None:
         """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.
 
-        For operations with ``atomic=False``. Raises ``RequestInProgress``, ``StoreUnavailable``, and
-        ``ConfigurationError`` for a value that the option ``lease`` would reject.
+        For operations with ``atomic=False``. Raises ``RequestInProgress``, ``StoreUnavailable``,
+        ``StepError`` in an atomic step, and ``ConfigurationError`` for a value that the option
+        ``lease`` would reject.
         """
         self._running_steps("extend").extend(seconds)
 

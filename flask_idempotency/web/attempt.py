@@ -207,9 +207,7 @@ class Attempt:
         registered = self._current.registered()
         while len(registered) > self._outside:
             response = self._state.app.ensure_sync(registered.pop(self._outside))(response)
-        # What an error has become is not kept where it can be undone, whatever the option store says.
-        is_undone = self._error is not None and self._route.atomic and response.status_code >= 500
-        is_stored = not is_undone and self._route.is_stored(response)
+        is_stored = self._route.is_stored(response, self._error)
         return response, capture(response, self._state.settings), is_stored
 
     def _ended(self, response: Response, stored: StoredResponse, is_stored: bool) -> Response:
@@ -341,12 +339,7 @@ class LeasedAttempt(Attempt):
         steps.begin_again()
         if found is None:
             return None
-        response, stored, is_stored = self._made(found)
-        if is_stored:
-            self._complete(stored, False)
-        else:
-            self._release()
-        return response
+        return self._ended(*self._made(found))
 
     def _judge(self, error: Exception) -> None:
         outcome = outcome_after(error)

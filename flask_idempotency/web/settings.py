@@ -305,9 +305,13 @@ class Route:
             raise ScopeUnknown
         return cast("Scope", scope)
 
-    def is_stored(self, response: Response) -> bool:
-        """Return True if the response is stored: so says the option ``store``, or else its status."""
-        if self.store is None:
+    def is_stored(self, response: Response, error: object = None) -> bool:
+        """Return True if the response is stored: so says the option ``store``, or else its status.
+
+        A 5xx that became of an ``error`` is not, where it can be undone, whatever ``store`` says.
+        """
+        is_undone = error is not None and self.atomic and response.status_code >= 500
+        if self.store is None or is_undone:
             return is_stored_by_default(response.status_code, self.atomic)
         return bool(self.store(response))
 

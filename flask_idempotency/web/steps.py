@@ -215,8 +215,7 @@ class Steps:
         """See :meth:`Operation.extend`."""
         if (present := self._present()) is not None and present.is_atomic:
             raise errors.StepError(
-                f"extend() was called inside step {present.name!r}, whose transaction holds the record:"
-                " call it before the step"
+                f"extend() was called in atomic step {present.name!r}: call it before"
             )
         self._refuse_open_writes("extend()")
         self._lease.extend(checked("lease", seconds, OPTIONS["lease"]))
