@@ -84,11 +84,14 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def looks_like(answer: str, shown: str) -> bool:
-    """Whether the answer is the one shown; ``...`` stands for anything, white space counts little."""
+    """Whether the answer is the one shown; ``...`` stands for anything, white space counts little.
+
+    What is ``0 s`` old may be older: the machine may be busy.
+    """
     lines = [" ".join(line.split()) for line in shown.splitlines() if line.strip()]
     pattern = "\n".join(
         r"(?:[^\n]*\n)*?[^\n]*" if line == "..." else re.escape(line).replace(r"\.\.\.", "[^\n]*")
         for line in lines
     )
     real = "\n".join(" ".join(line.split()) for line in answer.splitlines() if line.strip())
-    return re.fullmatch(pattern, real) is not None
+    return re.fullmatch(pattern.replace(r"\ 0\ s", r"\ \d+\ s"), real) is not None

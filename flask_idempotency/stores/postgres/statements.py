@@ -88,8 +88,9 @@ DURABLY = f"""{_LEVEL}{BRIEFLY}SELECT set_config('synchronous_commit', 'on', tru
 # In front of the claim of an atomic operation: its transaction is committed asynchronously. A crash
 # that loses it also loses the business transaction, which comes after it in the WAL, and every process
 # that could hold the key.
-HASTILY = f"{_LEVEL}SET LOCAL synchronous_commit = off;\n{BRIEFLY}"
-CLAIM = f"BEGIN;\n{HASTILY}%s;\nCOMMIT;\n"
+_HASTILY = f"SET LOCAL synchronous_commit = off;\n{BRIEFLY}"
+HASTILY = f"{_LEVEL}{_HASTILY}"
+CLAIM = f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{_HASTILY}%s;\nCOMMIT;\n"
 BEGIN = "BEGIN {begin};\n"
 
 # What a hold must know of the row and its transaction, in the order in which LOCK reads it.

@@ -207,6 +207,6 @@ def _found_rows(name: str, answer: Any) -> bool:
 
 def _parts(text: str) -> list[str]:
     """A message cut before and after each COMMIT."""
-    if "SET TRANSACTION" in text:  # the purge, whose COMMIT goes without saying
+    if "DELETE FROM ONLY" in text:  # the purge, whose COMMIT goes without saying
         text = f"BEGIN;{text};COMMIT"
     return [part for part in _CUT.split(text) if part.strip()]
