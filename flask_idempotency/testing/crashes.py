@@ -183,7 +183,7 @@ class CrashPoint:
         """Say what it means that nothing died."""
         return (
             f"{self!r} was not reached: no protected request or run() got that far. Is @idempotent on"
-            " the view, is its response stored (below 500), and is the key new in each block? Places"
+            " the view, is its response stored, and is the key new in each block? Places"
             f" are after each db.session.commit() and each step; attempt {self._attempt} passed"
             f" {self._passed}. In every_crash() only what assert_idempotent sends dies; crash_at() lets"
             " a plain request die"

@@ -294,6 +294,8 @@ either("a local setting beside a second session", do(SECOND, SET[0]), READ, do(S
 either("a second session commits", do("update by ORM", "old"), do(SECOND, LATER, COMMIT), COMMIT)
 ENDED = do("delete", "old"), do("by a connection", "commit")
 refused("a deletion inside with session.begin()", *ENDED, after=(COMMIT,), begins_above=True)
+for END in ("to savepoint", "release"):
+    refused(f"{END} from before", ADD, *texts(END), COMMIT, before=texts("savepoint"))
 refused("a rollback around what a second session has written", READ, do(SECOND, LATER, FLUSH), ROLLBACK)
 POINT, TO_POINT = texts("savepoint", "to savepoint")
 either("a savepoint by text, and another session", POINT, do(SECOND, READ), TO_POINT)

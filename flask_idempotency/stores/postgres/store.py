@@ -176,9 +176,10 @@ class Messages:
         if not self.fetch(self.sql.attempt, claim.values()):
             return RequestInProgress(retry_after=1)
         return NotAtomic(
-            "the view ended the operation's transaction and began another, hid the record from its"
-            " role, or caught the error of a statement without db.session.rollback(): what it wrote and"
-            " the record cannot commit together"
+            "the view ended the operation's transaction and began another, ended or went back to a"
+            " savepoint that was set before it, hid the record from its role, or caught the error of a"
+            " statement without db.session.rollback(): what it wrote and the record cannot commit"
+            " together"
         )
 
     def prepared(self, template: str, level: str = "") -> str:
