@@ -12,6 +12,7 @@ POSTGRES = "round trips to PostgreSQL, added"
 TIME = "time, × base"
 NO_DISK = "time, × base, without waiting for the disk"
 PROCESSOR = "processor time, × base"
+SERVER = "PostgreSQL's processor time, × base"
 P99 = "99th percentile of time, × that of base"
 NETWORK = {0.0005: "time, × base, 0.5 ms a round trip", 0.002: "time, × base, 2 ms a round trip"}
 THROUGHPUT = "time under gunicorn with eight clients, × base"
@@ -43,6 +44,7 @@ BUDGETS: dict[str, dict[str, float]] = {
         POSTGRES: -2,
         WAITED: -1,
         TIME: 1.28,
+        SERVER: 2.0,
         P99: 2.0,
         THROUGHPUT: 1.39,
         NETWORK[0.0005]: 1.10,
@@ -54,6 +56,7 @@ BUDGETS: dict[str, dict[str, float]] = {
         POSTGRES: -2,
         WAITED: -2,
         TIME: 1.20,
+        SERVER: 2.0,
         NETWORK[0.0005]: 1.06,
         NETWORK[0.002]: 0.94,
     },
@@ -68,8 +71,14 @@ BUDGETS: dict[str, dict[str, float]] = {
 """With psycopg2."""
 
 _PSYCOPG: dict[str, dict[str, float]] = {
-    "first, hybrid": {CALLS: 700, TIME: 1.22, NETWORK[0.0005]: 1.08, NETWORK[0.002]: 0.97},
-    "first, postgres": {CALLS: 520, TIME: 1.15, NETWORK[0.0005]: 1.04, NETWORK[0.002]: 0.93},
+    "first, hybrid": {CALLS: 700, TIME: 1.22, SERVER: 1.4, NETWORK[0.0005]: 1.08, NETWORK[0.002]: 0.97},
+    "first, postgres": {
+        CALLS: 520,
+        TIME: 1.15,
+        SERVER: 1.4,
+        NETWORK[0.0005]: 1.04,
+        NETWORK[0.002]: 0.93,
+    },
     "replay, hybrid": {CALLS: 490, TIME: 2.8},
     "replay, postgres": {CALLS: 440, TIME: 2.6},
 }

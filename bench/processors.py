@@ -44,10 +44,20 @@ class Queue:
 
 def serving(redis: servers.Redis, *databases: servers.Postgres) -> list[int]:
     """The processes that work for clients now: one for each connection to PostgreSQL, and Redis."""
+    return [*backends(*databases), *filter(None, [redis.pid])]
+
+
+def backends(*databases: servers.Postgres) -> list[int]:
+    """The processes that work for clients of PostgreSQL now."""
     children = [child for each in databases for child in psutil.Process(each.pid).children()]
     # Not those that write in the background: no request waits for them.
-    backends = [child.pid for child in children if "127.0.0.1(" in _command(child)]
-    return [*backends, *filter(None, [redis.pid])]
+    return [child.pid for child in children if "127.0.0.1(" in _command(child)]
+
+
+def worked(pids: Iterable[int]) -> float:
+    """Seconds of processor time that processes have had so far; 0 on a system that does not count."""
+    files = [Path(f"/proc/{pid}/schedstat") for pid in pids]
+    return sum(int(file.read_text().split()[0]) for file in files if file.exists()) / 1e9
 
 
 def _command(process: psutil.Process) -> str:

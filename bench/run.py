@@ -30,6 +30,7 @@ from .budgets import (
     PROCESSOR,
     RECORD,
     REDIS,
+    SERVER,
     THROUGHPUT,
     TIME,
     WAITED,
@@ -39,7 +40,7 @@ from .calls import count_calls
 from .network import Network, count_round_trips
 from .paths import Send, Shops
 from .places import places, table
-from .processors import Queue, serving, wanted
+from .processors import Queue, backends, serving, wanted, worked
 from .report import Figure, Figures
 from .sizes import bytes_of_a_record
 from .times import Turns, in_turns, spent
@@ -52,6 +53,9 @@ FAR_SECONDS = 0.05
 """A round trip so long that a request takes a whole number of them, and nothing else counts."""
 
 FAR_ROUNDS = 3
+
+AT_ONCE = 20
+"""Requests of a path, and then of its base, between two looks at what PostgreSQL has worked."""
 
 PINGS = 200
 
@@ -71,6 +75,7 @@ class Run:
         self._hasty_urls = {name: hasty.database(name) for name in STORES}
         self._redis_url = redis_server.url
         self._serving = partial(serving, redis_server, postgres, hasty)
+        self._backends = partial(backends, postgres)
         self.figures: Figures = {path: {} for path in BUDGETS}
         self.notes: list[str] = []
 
@@ -112,6 +117,28 @@ class Run:
                 elapsed, _ = self._in_turns(shops, name, rounds)
                 self.figures[name][NO_DISK] = elapsed.ratio
         self.notes.append(f"time: {wanted()}")
+
+    def server(self, rounds: int) -> None:
+        """What PostgreSQL itself works for a path, and for its base."""
+        with self._shops() as shops:
+            for name, base in BASE.items():
+                if SERVER in BUDGETS[name]:
+                    with shops.path(name) as send, shops.path(base) as send_base:
+                        self._work(send, AT_ONCE)
+                        self._work(send_base, AT_ONCE)
+                        turns = Turns()
+                        for _ in range(rounds // AT_ONCE):
+                            turns.path.append(self._work(send, AT_ONCE))
+                            turns.base.append(self._work(send_base, AT_ONCE))
+                    self.figures[name][SERVER] = turns.ratio
+
+    def _work(self, send: Send, times: int) -> float:
+        """Seconds that PostgreSQL works for so many requests."""
+        pids = self._backends()
+        before = worked(pids)
+        for _ in range(times):
+            send()
+        return worked(pids) - before
 
     def network(self, rounds: int) -> None:
         """Time in turns where each round trip takes longer; a tenth of the rounds."""
