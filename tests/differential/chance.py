@@ -52,7 +52,7 @@ ANSWERS = ("created",) * 8 + ("conflict", "forbidden", "error", "raise")
 CATCHES = ("database errors",) * 8 + ("nothing", "everything")
 LEVELS = ("",) * 8 + ("REPEATABLE READ", "SERIALIZABLE")
 
-DIFFERS = "conditional_savepoint", "one seat deferred"  # by design
+DIFFERS = "conditional_savepoint", "one seat deferred", "a seat taken"  # by design
 
 TOGETHER = list(
     dict.fromkeys(
