@@ -24,10 +24,10 @@ from tests.drivers import EACH, with_driver
 pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
-    "first, hybrid": {"psycopg2": 563, "psycopg": 693},
-    "first, postgres": {"psycopg2": 380, "psycopg": 510},
-    "replay, hybrid": {"psycopg2": 443, "psycopg": 470},
-    "replay, postgres": {"psycopg2": 356, "psycopg": 419},
+    "first, hybrid": {"psycopg2": 563, "psycopg": 696},
+    "first, postgres": {"psycopg2": 380, "psycopg": 515},
+    "replay, hybrid": {"psycopg2": 443, "psycopg": 473},
+    "replay, postgres": {"psycopg2": 356, "psycopg": 424},
     "duplicate, hybrid": {"psycopg2": 364, "psycopg": 364},
     "unprotected bare view": {"psycopg2": 45, "psycopg": 45},
     "unprotected empty view": {"psycopg2": 31, "psycopg": 31},
