@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import flask_idempotency
+from flask_idempotency import KeyReused
 
 BLOCK = """
 import sys
@@ -21,16 +22,8 @@ try:
 except ImportError as error:
     print(error.name or error)
 """
-SERVER = [
-    "flask",
-    "werkzeug",
-    "flask_sqlalchemy",
-    "sqlalchemy",
-    "redis",
-    "psycopg2",
-    "psycopg",
-    "blinker",
-]
+SERVER = ["flask", "werkzeug", "flask_sqlalchemy", "sqlalchemy", "redis", "blinker"]
+SERVER += ["psycopg2", "psycopg"]
 CLIENT = "flask_idempotency.client import"
 
 
@@ -59,11 +52,16 @@ def test_a_module_without_its_package_names_the_extra():
     assert printed.endswith(": pip install 'flask-idempotency[wtf]'\n")
 
 
-def run(code: str, *blocked: str) -> str:
+def test_where_python_leaves_docstrings_out_a_problem_has_its_title():
+    code = "import flask_idempotency as it; print(it.KeyReused().detail)"
+    assert run(code, option="-OO") == f"{KeyReused.title}\n"
+
+
+def run(code: str, *blocked: str, option: str = "-O") -> str:
     """Run code in a new Python that cannot import what is blocked; what it printed."""
     text = BLOCK.format(blocked=blocked, code=code)
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, option, "-c", text], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
