@@ -76,9 +76,10 @@ def charge() -> ResponseReturnValue:
 @blueprint.get("/charges")
 def charges() -> ResponseReturnValue:
     """The ledger, or what is in it for one reference."""
-    asked = f"{SHOWN} WHERE ?1 IS NULL OR reference = ?1 ORDER BY rowid"
+    asked = f"{SHOWN} WHERE :reference IS NULL OR reference = :reference ORDER BY rowid"
     with ledger() as database:
-        return [dict(row) for row in database.execute(asked, (request.args.get("reference"),))]
+        values = {"reference": request.args.get("reference")}
+        return [dict(row) for row in database.execute(asked, values)]
 
 
 def tell(url: str, secret: str, event: str) -> None:
