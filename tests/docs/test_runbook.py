@@ -92,9 +92,8 @@ class Shop:
         self.post("send_invoice", "invoice-1", 409)
 
     def store_failing(self) -> None:
-        limit = {"options": "-c idle_in_transaction_session_timeout=50ms"}
-        self.world = self.make(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": limit})
-        self.in_view = lambda: time.sleep(0.5)
+        limit = sa.text("set local idle_in_transaction_session_timeout = '50ms'")
+        self.in_view = lambda: (self.world.db.session.execute(limit), time.sleep(0.5))
         self.post("create_payment", "p2", 503)
         self.in_view = lambda: None
         self.away(self.database)
