@@ -8,7 +8,7 @@ from tests.waiting import wait_until
 
 
 def test_a_view_idle_for_too_long_cannot_commit_on_a_fresh_connection(make_world, add_view, retries):
-    world = make_world(**settings(idle_in_transaction_session_timeout=250))
+    world = make_world(**settings(idle_in_transaction_session_timeout=500))
 
     def idle():
         session = world.db.session
@@ -50,7 +50,7 @@ def test_a_message_of_ours_that_fails_keeps_neither_record_nor_writes(
     make_world, add_view, retries, event, does
 ):
     """A trigger stands for the disk: it fails with the code that Postgres gives."""
-    world = make_world(**settings(statement_timeout=100))
+    world = make_world(**settings(statement_timeout=500))
     runs = add_view(world)
     world.sql(f"create function fail() returns trigger language plpgsql as $$ begin {does} end $$")
     on = f"before {event} on idempotency_record for each row execute function fail()"
