@@ -57,7 +57,7 @@ def test_where_python_leaves_docstrings_out_a_problem_has_its_title():
     assert run(code, option="-OO") == f"{KeyReused.title}\n"
 
 
-def run(code: str, *blocked: str, option: str = "-O") -> str:
+def run(code: str, *blocked: str, option: str = "-B") -> str:
     """Run code in a new Python that cannot import what is blocked; what it printed."""
     text = BLOCK.format(blocked=blocked, code=code)
     done = subprocess.run(
