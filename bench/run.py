@@ -127,7 +127,7 @@ class Run:
                         self._work(send, AT_ONCE)
                         self._work(send_base, AT_ONCE)
                         turns = Turns()
-                        for _ in range(rounds // AT_ONCE):
+                        for _ in range(max(rounds // AT_ONCE, 1)):
                             turns.path.append(self._work(send, AT_ONCE))
                             turns.base.append(self._work(send_base, AT_ONCE))
                     self.figures[name][SERVER] = turns.ratio

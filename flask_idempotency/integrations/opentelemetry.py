@@ -41,7 +41,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class _Tracing:
-    """What ``AppState.tracing`` is: it is called where an operation signs, replays or steps."""
+    """What ``AppState.tracing`` is: called for each response stored or replayed, and each step."""
 
     def __init__(self, app: Flask, tracer: trace.Tracer) -> None:
         self._tracer = tracer

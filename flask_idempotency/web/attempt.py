@@ -339,7 +339,12 @@ class LeasedAttempt(Attempt):
         steps.begin_again()
         if found is None:
             return None
-        return self._ended(*self._made(found))
+        response, stored, is_stored = self._made(found)
+        if is_stored:
+            self._complete(stored, False)
+        else:
+            self._release()
+        return response
 
     def _judge(self, error: Exception) -> None:
         outcome = outcome_after(error)

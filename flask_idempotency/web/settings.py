@@ -310,8 +310,7 @@ class Route:
 
         A 5xx that became of an ``error`` is not, where it can be undone, whatever ``store`` says.
         """
-        is_undone = error is not None and self.atomic and response.status_code >= 500
-        if self.store is None or is_undone:
+        if self.store is None or (error is not None and self.atomic and response.status_code >= 500):
             return is_stored_by_default(response.status_code, self.atomic)
         return bool(self.store(response))
 

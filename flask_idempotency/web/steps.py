@@ -214,9 +214,7 @@ class Steps:
     def extend(self, seconds: float | timedelta) -> None:
         """See :meth:`Operation.extend`."""
         if (present := self._present()) is not None and present.is_atomic:
-            raise errors.StepError(
-                f"extend() was called in atomic step {present.name!r}: call it before"
-            )
+            raise errors.StepError(f"extend() inside atomic step {present.name!r}: call it before that")
         self._refuse_open_writes("extend()")
         self._lease.extend(checked("lease", seconds, OPTIONS["lease"]))
 

@@ -324,7 +324,7 @@ def test_steps_do_not_nest(world, add, outer, inner):
     def nest():
         with pytest.raises(StepError, match="step 'inner' was called inside step 'outer'"):
             step("inner", dict, atomic=inner)
-        with pytest.raises(StepError, match="in atomic step 'outer'") if outer else nullcontext():
+        with pytest.raises(StepError, match="inside atomic step 'outer'") if outer else nullcontext():
             current_operation.extend(30)
         return 1
 
